@@ -1,0 +1,93 @@
+//! The activation between the two GEMMs, in f32, the same bits on the GPU and on the CPU.
+//!
+//! Only additions, multiplications and IEEE divisions, none of them contracted; so an f32 here is the same number
+//! wherever it is computed. `gate` and `up` come with their alpha applied.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Which activation, with its numbers; shared by host and device.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ActivationParams {
+    /// One of the `KIND_` constants.
+    pub kind: u32,
+    /// Clamp: upper bound of gate, both bounds of up; infinity where there is none.
+    pub limit: f32,
+    /// Factor inside the sigmoid (swigluoai).
+    pub alpha: f32,
+    /// Added to up (swigluoai).
+    pub beta: f32,
+}
+
+/// `silu(gate) * up`.
+pub const KIND_SWIGLU: u32 = 0;
+/// `gate * sigmoid(alpha * gate) * (up + beta)` (gpt-oss).
+pub const KIND_SWIGLU_OAI: u32 = 1;
+/// `max(up, 0)^2`, no gate.
+pub const KIND_RELU2: u32 = 2;
+
+/// e^x in f32, within 2 units in the last place; 0 below -104, infinity above 89; NaN stays NaN.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Adding this rounds to the nearest integer and leaves it in the low mantissa bits.
+    const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts; the first has so few bits that its product with n is exact.
+    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let x = if x > 89.0 {
+        89.0
+    } else if x < -104.0 {
+        return 0.0;
+    } else {
+        x
+    };
+    let shifted = x * core::f32::consts::LOG2_E + ROUND;
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let whole = shifted - ROUND;
+    let r = (x - whole * LN2_HIGH) - whole * LN2_LOW;
+    // Taylor series; |r| <= 0.35, so the first term left out is below 6e-9.
+    let mut sum = 1.0 / 5040.0;
+    sum = sum * r + 1.0 / 720.0;
+    sum = sum * r + 1.0 / 120.0;
+    sum = sum * r + 1.0 / 24.0;
+    sum = sum * r + 1.0 / 6.0;
+    sum = sum * r + 0.5;
+    sum = sum * r + 1.0;
+    sum = sum * r + 1.0;
+    // 2^n in two factors, so that neither leaves the range of normal numbers.
+    let half = n >> 1;
+    sum * power_of_two(half) * power_of_two(n - half)
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits(((n + 127) as u32) << 23)
+}
+
+/// `x / (1 + e^-(alpha x))`.
+#[inline(always)]
+pub fn scaled_silu(x: f32, alpha: f32) -> f32 {
+    x / (1.0 + exp(-(alpha * x)))
+}
+
+/// `min(x, limit)`; NaN stays NaN.
+#[inline(always)]
+fn clamp_above(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
+}
+
+/// One element of h from one element of gate and up.
+#[inline(always)]
+pub fn activate(params: &ActivationParams, gate: f32, up: f32) -> f32 {
+    if params.kind == KIND_RELU2 {
+        let positive = if up < 0.0 { 0.0 } else { up };
+        return positive * positive;
+    }
+    let gate = clamp_above(gate, params.limit);
+    let up = -clamp_above(-clamp_above(up, params.limit), params.limit);
+    if params.kind == KIND_SWIGLU {
+        scaled_silu(gate, 1.0) * up
+    } else {
+        scaled_silu(gate, params.alpha) * (up + params.beta)
+    }
+}

@@ -1,0 +1,110 @@
+//! The number formats against `half`, and the exactness that the f16 tensor-core path rests on, over all pairs.
+
+use half::{bf16, f16};
+use nvfp4_moe_device::format::{block, e2m1, float16, ue4m3};
+
+#[test]
+fn codes_and_bytes_survive_decode_and_encode() {
+    for code in 0..16u8 {
+        let expected = if code == 8 { 0 } else { code };
+        assert_eq!(e2m1::encode(e2m1::decode(code)), expected);
+        assert_eq!(e2m1::decode_doubled(code) as f32, 2.0 * e2m1::decode(code));
+        let magnitude = e2m1::MAGNITUDES[(code & 7) as usize];
+        assert_eq!(e2m1::decode(code), if code & 8 != 0 { -magnitude } else { magnitude });
+    }
+    assert_eq!(e2m1::decode(8).to_bits(), (-0.0f32).to_bits());
+    for byte in 0..0x7Fu8 {
+        assert_eq!(ue4m3::encode(ue4m3::decode(byte)), byte);
+    }
+    assert!(ue4m3::decode(0x7F).is_nan());
+    assert_eq!(ue4m3::encode(f32::NAN), 0x7F);
+    assert_eq!((ue4m3::encode(-1.0), ue4m3::encode(f32::INFINITY)), (0, 0x7E));
+}
+
+#[test]
+fn sixteen_bit_floats_agree_with_half_over_all_patterns() {
+    for bits in 0..=u16::MAX {
+        let ours = float16::f16_to_f32(bits);
+        let theirs = f16::from_bits(bits).to_f32();
+        assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "f16 {bits:#06x}");
+        let value = bf16::from_bits(bits).to_f32();
+        assert!(float16::bf16_to_f32(bits).to_bits() == value.to_bits() || value.is_nan());
+        for ulps in [-1i64, 0, 1, 0x7FFF, 0x8000, 0x8001] {
+            let near = f32::from_bits(((bits as i64) << 16).wrapping_add(ulps) as u32);
+            let expected = bf16::from_f32(near);
+            let got = bf16::from_bits(float16::f32_to_bf16(near));
+            assert!(got.to_bits() == expected.to_bits() || (got.is_nan() && expected.is_nan()), "{near:e}");
+        }
+    }
+}
+
+/// Every weight and every activation operand of the f16 tensor cores equals code * scale exactly, for all 16 x 127
+/// pairs, with the powers of two that the kernel folds in.
+#[test]
+fn dequantization_to_f16_is_exact_for_all_pairs() {
+    let scale_up = f16::from_f32(32768.0);
+    for code in 0..16u8 {
+        for byte in 0..0x7Fu8 {
+            let exact = e2m1::decode(code) * ue4m3::decode(byte);
+            let quantized = block::Block { codes: code as u64, scale: byte };
+            assert_eq!(f16::from_bits(quantized.f16(0)).to_f32().to_bits(), exact.to_bits());
+
+            // As in the kernel: both multiplications in f16, rounded to nearest.
+            let element = f16::from_bits(e2m1::pair_to_f16x2_scaled((code as u32) << 12) as u16);
+            let scale = f16::from_bits(ue4m3::to_f16x2_scaled(byte as u32) as u16);
+            let scale = f16::from_f32(scale.to_f32() * scale_up.to_f32());
+            let product = f16::from_f32(element.to_f32() * scale.to_f32());
+            assert_eq!(product.to_f32() * 128.0, exact, "code {code} scale {byte:#04x}");
+        }
+    }
+    let poisoned = block::Block { codes: 0, scale: ue4m3::NAN };
+    assert!(f16::from_bits(poisoned.f16(3)).is_nan());
+    assert_eq!(e2m1::F16_SCALE_LOG2 + ue4m3::F16_SCALE_LOG2 + 15, -7);
+}
+
+#[test]
+fn a_block_with_nan_or_infinity_is_marked_and_others_are_not() {
+    let mut x = [0.25f32; 16];
+    assert_ne!(block::quantize(&x, 1.0).scale, ue4m3::NAN);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        x[7] = bad;
+        assert_eq!(block::quantize(&x, 1.0), block::Block { codes: 0, scale: ue4m3::NAN });
+    }
+}
+
+#[test]
+fn global_scale_is_always_usable() {
+    for amax in [0.0, f32::from_bits(1), f32::INFINITY, f32::NAN] {
+        assert_eq!(block::global_scale(block::magnitude_bits(amax)), 1.0);
+    }
+    assert_eq!(block::global_scale(2688f32.to_bits()), 1.0);
+    assert_eq!(block::global_scale(5376f32.to_bits()), 2.0);
+}
+
+#[test]
+fn exponential_is_within_two_units_in_the_last_place() {
+    use nvfp4_moe_device::kernels::activation::exp;
+    let mut worst = 0f64;
+    for step in -100_000i32..=88_000 {
+        let x = step as f32 * 1e-3;
+        let exact = (x as f64).exp();
+        if exact < f32::MIN_POSITIVE as f64 {
+            assert!((exp(x) as f64 - exact).abs() <= 2.0 * 2f64.powi(-149), "{x}");
+            continue;
+        }
+        worst = worst.max(((exp(x) as f64 - exact) / exact).abs());
+    }
+    assert!(worst < 2.0 * 2f64.powi(-23), "relative error {worst:e}");
+    assert_eq!((exp(0.0), exp(100.0), exp(-200.0)), (1.0, f32::INFINITY, 0.0));
+    assert!(exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn clamp_bounds_gate_above_only_and_up_on_both_sides() {
+    use nvfp4_moe_device::kernels::activation::{ActivationParams, KIND_SWIGLU, activate, scaled_silu};
+    let clamped = ActivationParams { kind: KIND_SWIGLU, limit: 10.0, alpha: 1.0, beta: 0.0 };
+    assert_eq!(activate(&clamped, 50.0, 50.0), scaled_silu(10.0, 1.0) * 10.0);
+    assert_eq!(activate(&clamped, 50.0, -50.0), scaled_silu(10.0, 1.0) * -10.0);
+    assert_eq!(activate(&clamped, -20.0, 1.0), scaled_silu(-20.0, 1.0), "gate has no lower bound");
+    assert!(activate(&clamped, f32::NAN, 1.0).is_nan() && activate(&clamped, 1.0, f32::NAN).is_nan());
+}

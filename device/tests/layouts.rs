@@ -1,0 +1,104 @@
+//! Every layout is a bijection: the inverse undoes the forward map, and every byte or nibble is used exactly once.
+
+use nvfp4_moe_device::format::packed::{
+    Half, LayerLayout, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row, interleaved_row,
+};
+use nvfp4_moe_device::format::scale_atom;
+use nvfp4_moe_device::format::tile_cpu::CpuTile;
+use nvfp4_moe_device::format::tile_mma::MmaTile;
+
+fn tile_is_a_bijection<T: TileOrder>() {
+    let mut nibbles = vec![false; T::CODE_BYTES * 2];
+    for row in 0..T::ROWS {
+        for k in 0..T::K {
+            let at = T::code_offset(row, k);
+            assert_eq!(T::code_position(at), (row, k));
+            let index = at.byte * 2 + at.high as usize;
+            assert!(!std::mem::replace(&mut nibbles[index], true), "({row}, {k}) shares a nibble");
+        }
+    }
+    assert!(nibbles.iter().all(|used| *used));
+    let mut scales = vec![false; T::SCALE_BYTES];
+    for row in 0..T::ROWS {
+        for block in 0..T::K / 16 {
+            let at = T::scale_offset(row, block);
+            assert_eq!(T::scale_position(at), (row, block));
+            assert!(!std::mem::replace(&mut scales[at], true), "({row}, {block}) shares a byte");
+        }
+    }
+    assert!(scales.iter().all(|used| *used));
+    assert_eq!(T::BYTES % 16, 0, "tiles are copied 16 bytes at a time");
+}
+
+#[test]
+fn tiles_are_bijections() {
+    tile_is_a_bijection::<MmaTile>();
+    tile_is_a_bijection::<CpuTile>();
+}
+
+fn matrix_places_are_distinct<T: TileOrder>(rows: usize, k: usize) {
+    let layout = MatrixLayout::<T>::new(rows, k);
+    let mut used = vec![0u8; layout.bytes() * 2];
+    for row in 0..rows {
+        for column in 0..k {
+            let NibbleOffset { byte, high } = layout.code_offset(row, column);
+            used[byte * 2 + high as usize] += 1;
+        }
+        for block in 0..k / 16 {
+            let byte = layout.scale_offset(row, block);
+            used[byte * 2] += 1;
+            used[byte * 2 + 1] += 1;
+        }
+    }
+    assert!(used.iter().all(|count| *count <= 1));
+    assert_eq!(used.iter().map(|count| *count as usize).sum::<usize>(), rows * k + 2 * rows * (k / 16));
+}
+
+#[test]
+fn matrices_of_odd_sizes_have_distinct_places() {
+    for (rows, k) in [(16, 16), (176, 320), (320, 176), (352, 80), (64, 96), (2 * 176, 320)] {
+        matrix_places_are_distinct::<MmaTile>(rows, k);
+        matrix_places_are_distinct::<CpuTile>(rows, k);
+    }
+    assert_eq!(MatrixLayout::<CpuTile>::new(176, 320).bytes(), 176 * 320 * 9 / 16, "the CPU order pads nothing");
+    assert_eq!(MatrixLayout::<MmaTile>::new(6144, 7168).bytes(), 6144 * 7168 * 9 / 16);
+}
+
+#[test]
+fn gate_and_up_rows_interleave_as_a_bijection() {
+    for interleave in [8, 16] {
+        for intermediate in [16, 176, 768] {
+            let mut used = vec![false; 2 * intermediate];
+            for half in [Half::Gate, Half::Up] {
+                for j in 0..intermediate {
+                    let row = interleaved_row(interleave, half, j);
+                    assert_eq!(deinterleaved_row(interleave, row), (half, j));
+                    assert!(!std::mem::replace(&mut used[row], true));
+                }
+            }
+            assert!(used.iter().all(|used| *used));
+        }
+    }
+    let layer = LayerLayout::<MmaTile>::new(320, 176, 5, true);
+    assert_eq!((layer.l1_row(Half::Gate, 9), layer.l1_row(Half::Up, 9)), (17, 25));
+    assert_eq!(layer.bytes(), layer.l2_offset(4) + layer.l2().bytes());
+}
+
+#[test]
+fn scale_atoms_are_a_bijection() {
+    for (rows, blocks) in [(1, 1), (128, 4), (130, 5), (300, 20), (257, 448)] {
+        let mut used = vec![false; scale_atom::bytes(rows, blocks)];
+        for row in 0..rows {
+            for block in 0..blocks {
+                let at = scale_atom::offset(blocks, row, block);
+                assert_eq!(scale_atom::position(blocks, at), (row, block));
+                assert!(!std::mem::replace(&mut used[at], true));
+            }
+        }
+        assert_eq!(used.iter().filter(|used| **used).count(), rows * blocks);
+    }
+    // Hand-derived: row 33 = row 1 of the second group of 32, block 5 = block 1 of the second atom.
+    assert_eq!(scale_atom::offset(20, 33, 5), 512 + 16 + 4 + 1);
+    assert_eq!(scale_atom::unpack4(scale_atom::pack4([1, 2, 3, 4])), [1, 2, 3, 4]);
+    assert_eq!(scale_atom::pack4([1, 2, 3, 4]), 0x0403_0201);
+}
