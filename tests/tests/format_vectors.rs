@@ -21,7 +21,9 @@ fn e2m1_and_ue4m3_match_ml_dtypes() {
     }
     let scales = file.tensor("ue4m3_byte").unwrap();
     for (x, byte) in floats(&file, "ue4m3_in").iter().zip(scales.data()) {
-        assert_eq!(ue4m3::encode(*x), *byte, "ue4m3({x:e})");
+        // The vectors are signed E4M3: their -0.0 is 0x80, which UE4M3 (bit 7 zero) does not have.
+        let expected = if x.to_bits() == (-0.0f32).to_bits() { byte & 0x7F } else { *byte };
+        assert_eq!(ue4m3::encode(*x), expected, "ue4m3({x:e})");
     }
 }
 
