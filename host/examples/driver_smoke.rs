@@ -162,7 +162,7 @@ fn main() -> Result<()> {
     // SAFETY: the launch is refused: too many threads.
     let error = unsafe { add.launch([1; 3], [4096, 1, 1], 0, stream.handle(), &params) };
     println!("{}", error.expect_err("too many threads"));
-    // SAFETY: the launch is refused or, on drivers that do not tell sizes, reads 8 bytes of this array.
+    // SAFETY: the launch is refused or, on drivers that do not tell sizes, takes the first 16 bytes: no numbers.
     let error = unsafe { add.launch([1; 3], [1; 3], 0, stream.handle(), &[0u64; 8]) };
     println!("wrong parameter struct: {error:?}");
     let found = Device::count()?;

@@ -158,6 +158,9 @@ pub enum DriverError {
 /// What to do about an error code of the driver.
 fn advice(code: u32) -> &'static str {
     match code {
+        1 => {
+            "a number handed in is outside what this GPU allows: check grid, block and memory sizes"
+        }
         2 => "free GPU memory (another process may hold it) and try again",
         3 | 100 | 101 | 802 | 803 | 804 => {
             "check with nvidia-smi that the driver works, or use --device cpu"

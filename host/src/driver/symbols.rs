@@ -3,7 +3,8 @@
 //! The first list is every function that `cust` refers to, so that any use of `cust` links, and a few
 //! more that its bindings declare. The second list is for functions newer than those bindings.
 
-#![allow(non_snake_case)]
+// The names and the signatures are the driver's.
+#![allow(non_snake_case, clippy::too_many_arguments)]
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use std::sync::OnceLock;
@@ -41,30 +42,37 @@ fn outcome(call: &'static str, code: c_int) -> Result<(), Failed> {
 
 /// The driver's own name and description of an error code.
 pub(super) fn name_and_text(code: u32) -> (String, String) {
-    /// The error-text functions, taking the code as an integer: it may be newer than the bindings.
-    type Describe = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
-    let ask = |describe: Option<unsafe extern "C" fn(CUresult, *mut *const c_char) -> c_int>| {
-        // SAFETY: the two types differ only in the first argument, an enum stored as a C integer.
-        let describe = unsafe { std::mem::transmute::<_, Describe>(describe?) };
-        let mut text: *const c_char = std::ptr::null();
-        // SAFETY: any integer is allowed as a code, and `text` is a live variable.
-        let result = unsafe { describe(code as c_int, &mut text) };
-        (result == 0 && !text.is_null())
-            // SAFETY: the driver reported success, so this is one of its static strings.
-            .then(|| {
-                unsafe { CStr::from_ptr(text) }
-                    .to_string_lossy()
-                    .into_owned()
-            })
-    };
     let (name, text) = match table() {
-        Ok(table) => (ask(table.cuGetErrorName), ask(table.cuGetErrorString)),
+        Ok(table) => (
+            table.cuGetErrorName.and_then(|ask| describe(ask, code)),
+            table.cuGetErrorString.and_then(|ask| describe(ask, code)),
+        ),
         Err(_) => (None, None),
     };
     (
         name.unwrap_or_else(|| format!("{:?}", known_code(code))),
         text.unwrap_or_else(|| "no description".to_owned()),
     )
+}
+
+/// A driver function that turns an error code into a static string, as the bindings declare it.
+type Describe = unsafe extern "C" fn(CUresult, *mut *const c_char) -> c_int;
+
+/// The same, but for any code: one that is newer than the bindings has no value in their enum.
+type DescribeAny = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+
+fn describe(ask: Describe, code: u32) -> Option<String> {
+    // SAFETY: the types differ in the first argument only, and the enum is stored as a C integer.
+    let ask = unsafe { std::mem::transmute::<Describe, DescribeAny>(ask) };
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: any integer is allowed as a code, and `text` is a live variable.
+    let result = unsafe { ask(code as c_int, &mut text) };
+    if result != 0 || text.is_null() {
+        return None;
+    }
+    // SAFETY: the driver reported success, so this is one of its static strings.
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_string_lossy().into_owned())
 }
 
 driver_api! {
@@ -241,5 +249,30 @@ driver_api! {
     newer {
         fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
         fn cuFuncGetParamInfo(func: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_that_is_newer_than_the_bindings_becomes_unknown() {
+        assert_eq!(known_code(0), CUresult::CUDA_SUCCESS);
+        assert_eq!(
+            known_code(222),
+            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        );
+        assert_eq!(known_code(999), CUresult::CUDA_ERROR_UNKNOWN);
+        assert_eq!(known_code(12_345), CUresult::CUDA_ERROR_UNKNOWN);
+        assert_eq!(known_code(u32::MAX), CUresult::CUDA_ERROR_UNKNOWN);
+    }
+
+    #[test]
+    fn without_a_driver_cust_gets_an_error_code() {
+        if load_problem().is_some() {
+            let error = cust::init(cust::CudaFlags::empty()).unwrap_err();
+            assert_eq!(error, cust::error::CudaError::NotInitialized);
+        }
     }
 }
