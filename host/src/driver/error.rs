@@ -52,9 +52,9 @@ pub enum DriverError {
         needed: (u32, u32),
     },
 
-    /// The device or pinned memory asked for could not be had.
+    /// The device memory asked for could not be had.
     #[error(
-        "{requested_bytes} bytes of memory were asked for, but the GPU has {free_bytes} bytes free of \
+        "{requested_bytes} bytes of GPU memory were asked for, but the GPU has {free_bytes} bytes free of \
          {total_bytes}; free some of it (another process may hold it), or ask for fewer experts or tokens"
     )]
     OutOfMemory {
