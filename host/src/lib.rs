@@ -1,1 +1,2 @@
-
+pub mod device_limits;
+pub mod driver;
