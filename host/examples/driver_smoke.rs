@@ -3,8 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use nvfp4_moe::driver::{
-    Device, DeviceBuffer, DriverError, Event, Module, PinnedBuffer, Stream, StreamHandle, capture,
-    driver_available,
+    Device, DeviceBuffer, DriverError, Event, Module, PinnedBuffer, Stream, StreamHandle, capture, driver_available,
 };
 
 const PTX: &str = "
@@ -67,9 +66,7 @@ fn main() -> Result<()> {
     check(&buffer, |i| if i == 1 || i == 2 { 0x1111_1111 } else { i })?;
     let mut pinned = PinnedBuffer::zeroed(&device, LEN * 4)?;
     ensure!(pinned.as_slice().iter().all(|byte| *byte == 0));
-    pinned
-        .as_mut_slice()
-        .copy_from_slice(bytemuck::cast_slice(&start));
+    pinned.as_mut_slice().copy_from_slice(bytemuck::cast_slice(&start));
     // SAFETY: both buffers live, untouched, until the stream has been waited for.
     unsafe { buffer.write_async(0, &pinned, 0, LEN * 4, stream.handle()) }?;
     // SAFETY: not captured.
@@ -93,11 +90,7 @@ fn main() -> Result<()> {
         add.max_active_blocks(256, 0)?
     );
     add.set_max_dynamic_shared(device.limits().shared_bytes_per_block)?;
-    let params = AddConstant {
-        data: buffer.address(),
-        len: LEN as u32,
-        addend: 7,
-    };
+    let params = AddConstant { data: buffer.address(), len: LEN as u32, addend: 7 };
     let queue = |handle: StreamHandle<'_>| {
         // SAFETY: the kernel takes this struct; the buffer lives, and is used by this stream only.
         unsafe { add.launch([4, 1, 1], [256, 1, 1], 64 << 10, handle, &params) }
@@ -119,10 +112,7 @@ fn main() -> Result<()> {
     stream.synchronize()?;
     check(&buffer, |i| i + 21)?;
     let graph = std::thread::scope(|scope| {
-        scope
-            .spawn(|| graph.launch(stream.handle()).map(|()| graph))
-            .join()
-            .expect("the thread does not panic")
+        scope.spawn(|| graph.launch(stream.handle()).map(|()| graph)).join().expect("the thread does not panic")
     })?;
     stream.synchronize()?;
     check(&buffer, |i| i + 35)?;
@@ -154,10 +144,7 @@ fn main() -> Result<()> {
     println!("{error}");
     ensure!(matches!(&error, DriverError::ModuleLoad { log, .. } if log.contains("mull")));
     let future = PTX.replace(".version 7.0", ".version 99.0");
-    println!(
-        "{}",
-        Module::load(&device, &future, "sm_80").expect_err("a PTX version of the future")
-    );
+    println!("{}", Module::load(&device, &future, "sm_80").expect_err("a PTX version of the future"));
     println!("{}", module.function("absent").expect_err("no such kernel"));
     // SAFETY: the launch is refused: too many threads.
     let error = unsafe { add.launch([1; 3], [4096, 1, 1], 0, stream.handle(), &params) };
@@ -174,15 +161,9 @@ fn main() -> Result<()> {
 /// Compares every number in the buffer with what it should be.
 fn check(buffer: &DeviceBuffer, expected: impl Fn(u32) -> u32) -> Result<()> {
     let mut found = vec![0u32; LEN];
-    buffer
-        .read(0, bytemuck::cast_slice_mut(&mut found))
-        .context("reading back")?;
+    buffer.read(0, bytemuck::cast_slice_mut(&mut found)).context("reading back")?;
     for (i, value) in found.iter().enumerate() {
-        ensure!(
-            *value == expected(i as u32),
-            "number {i} is {value}, expected {}",
-            expected(i as u32)
-        );
+        ensure!(*value == expected(i as u32), "number {i} is {value}, expected {}", expected(i as u32));
     }
     Ok(())
 }

@@ -40,21 +40,13 @@ impl DeviceBuffer {
                 return Err(match failed {
                     Failed::Code { code: 2, .. } => {
                         let (free_bytes, total_bytes) = device.free_memory()?;
-                        DriverError::OutOfMemory {
-                            requested_bytes: len_bytes as u64,
-                            free_bytes,
-                            total_bytes,
-                        }
+                        DriverError::OutOfMemory { requested_bytes: len_bytes as u64, free_bytes, total_bytes }
                     }
                     other => other.into(),
                 });
             }
         }
-        Ok(DeviceBuffer {
-            device: device.clone(),
-            address,
-            len_bytes,
-        })
+        Ok(DeviceBuffer { device: device.clone(), address, len_bytes })
     }
 
     /// The buffer's length, in bytes.
@@ -143,9 +135,7 @@ impl DeviceBuffer {
         }
         let _current = self.device.enter()?;
         // SAFETY: both ranges are inside live allocations, which the caller keeps alive and unchanged.
-        unsafe {
-            api::cuMemcpyHtoDAsync_v2(address, source.as_ptr().cast(), len_bytes, stream.as_raw())
-        }?;
+        unsafe { api::cuMemcpyHtoDAsync_v2(address, source.as_ptr().cast(), len_bytes, stream.as_raw()) }?;
         Ok(())
     }
 
@@ -176,9 +166,7 @@ impl DeviceBuffer {
         }
         let _current = self.device.enter()?;
         // SAFETY: both ranges are inside live allocations, which the caller keeps alive and untouched.
-        unsafe {
-            api::cuMemcpyDtoHAsync_v2(target.as_ptr().cast(), address, len_bytes, stream.as_raw())
-        }?;
+        unsafe { api::cuMemcpyDtoHAsync_v2(target.as_ptr().cast(), address, len_bytes, stream.as_raw()) }?;
         Ok(())
     }
 
@@ -189,12 +177,7 @@ impl DeviceBuffer {
     ///
     /// [`DriverError::OutOfRange`] if the range leaves the buffer, [`DriverError::Call`] if the driver
     /// fails.
-    pub fn fill(
-        &self,
-        offset_bytes: usize,
-        len_bytes: usize,
-        value: u8,
-    ) -> Result<(), DriverError> {
+    pub fn fill(&self, offset_bytes: usize, len_bytes: usize, value: u8) -> Result<(), DriverError> {
         let address = self.range("a fill", offset_bytes, len_bytes)?;
         if len_bytes == 0 {
             return Ok(());
@@ -238,12 +221,7 @@ impl DeviceBuffer {
     }
 
     /// The device address of a range, after checking that the buffer contains it.
-    fn range(
-        &self,
-        operation: &'static str,
-        offset_bytes: usize,
-        len_bytes: usize,
-    ) -> Result<u64, DriverError> {
+    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<u64, DriverError> {
         check_range(operation, offset_bytes, len_bytes, self.len_bytes)?;
         Ok(self.address + offset_bytes as u64)
     }
@@ -297,23 +275,18 @@ impl PinnedBuffer {
         if len_bytes > 0 {
             let _current = device.enter()?;
             // SAFETY: `start` is a live variable, and the context is current.
-            unsafe { api::cuMemAllocHost_v2(&mut start, len_bytes) }.map_err(
-                |failed| match failed {
-                    Failed::Code { code: 2, .. } => DriverError::OutOfPinnedMemory {
-                        requested_bytes: len_bytes as u64,
-                    },
-                    other => other.into(),
-                },
-            )?;
+            unsafe { api::cuMemAllocHost_v2(&mut start, len_bytes) }.map_err(|failed| match failed {
+                Failed::Code { code: 2, .. } => DriverError::OutOfPinnedMemory { requested_bytes: len_bytes as u64 },
+                other => other.into(),
+            })?;
             // SAFETY: the driver reported success, so `start` points to that many writable bytes.
             unsafe { ptr::write_bytes(start.cast::<u8>(), 0, len_bytes) };
         }
         Ok(PinnedBuffer {
             device: device.clone(),
             // The driver never reports success with a null pointer; if it did, refusing is safe.
-            start: NonNull::new(start.cast()).ok_or(DriverError::OutOfPinnedMemory {
-                requested_bytes: len_bytes as u64,
-            })?,
+            start: NonNull::new(start.cast())
+                .ok_or(DriverError::OutOfPinnedMemory { requested_bytes: len_bytes as u64 })?,
             len_bytes,
         })
     }
@@ -359,9 +332,7 @@ impl Drop for PinnedBuffer {
 
 impl fmt::Debug for PinnedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedBuffer")
-            .field("len_bytes", &self.len_bytes)
-            .finish_non_exhaustive()
+        f.debug_struct("PinnedBuffer").field("len_bytes", &self.len_bytes).finish_non_exhaustive()
     }
 }
 
@@ -374,12 +345,7 @@ fn check_range(
 ) -> Result<(), DriverError> {
     match offset_bytes.checked_add(len_bytes) {
         Some(end) if end <= buffer_bytes => Ok(()),
-        _ => Err(DriverError::OutOfRange {
-            operation,
-            offset_bytes,
-            len_bytes,
-            buffer_bytes,
-        }),
+        _ => Err(DriverError::OutOfRange { operation, offset_bytes, len_bytes, buffer_bytes }),
     }
 }
 

@@ -28,10 +28,7 @@ pub fn driver_available() -> Result<(), DriverError> {
 fn start_driver(requested: u32) -> Result<(), DriverError> {
     // SAFETY: no precondition; the flags must be 0 and are.
     unsafe { api::cuInit(0) }.map_err(|failed| match failed {
-        Failed::Code { code: 100, .. } => DriverError::NoDevice {
-            requested,
-            found: 0,
-        },
+        Failed::Code { code: 100, .. } => DriverError::NoDevice { requested, found: 0 },
         other => other.into(),
     })
 }
@@ -74,8 +71,7 @@ impl Device {
     /// that sees no GPU is not an error: the count is 0.
     pub fn count() -> Result<u32, DriverError> {
         match start_driver(0) {
-            Ok(()) => CustDevice::num_devices()
-                .map_err(|error| DriverError::of_cust("cuDeviceGetCount", error)),
+            Ok(()) => CustDevice::num_devices().map_err(|error| DriverError::of_cust("cuDeviceGetCount", error)),
             Err(DriverError::NoDevice { .. }) => Ok(0),
             Err(error) => Err(error),
         }
@@ -94,18 +90,13 @@ impl Device {
         start_driver(ordinal)?;
         let found = Self::count()?;
         if ordinal >= found {
-            return Err(DriverError::NoDevice {
-                requested: ordinal,
-                found,
-            });
+            return Err(DriverError::NoDevice { requested: ordinal, found });
         }
-        let device = CustDevice::get_device(ordinal)
-            .map_err(|error| DriverError::of_cust("cuDeviceGet", error))?;
+        let device = CustDevice::get_device(ordinal).map_err(|error| DriverError::of_cust("cuDeviceGet", error))?;
         let mut before: CUcontext = ptr::null_mut();
         // SAFETY: `before` is a live variable.
         unsafe { api::cuCtxGetCurrent(&mut before) }?;
-        let context = Context::new(device)
-            .map_err(|error| DriverError::of_cust("cuDevicePrimaryCtxRetain", error));
+        let context = Context::new(device).map_err(|error| DriverError::of_cust("cuDevicePrimaryCtxRetain", error));
         // `cust` has made the new context current; put back what was.
         // SAFETY: `before` was current a moment ago, or is null, which means none.
         let restored = unsafe { api::cuCtxSetCurrent(before) };
@@ -128,14 +119,11 @@ impl Device {
         start_driver(0)?;
         let device = {
             let _current = Current::enter(context)?;
-            CurrentContext::get_device()
-                .map_err(|error| DriverError::of_cust("cuCtxGetDevice", error))?
+            CurrentContext::get_device().map_err(|error| DriverError::of_cust("cuCtxGetDevice", error))?
         };
         let found = Self::count()?;
         let ordinal = (0..found)
-            .find(|ordinal| {
-                CustDevice::get_device(*ordinal).is_ok_and(|each| each.as_raw() == device.as_raw())
-            })
+            .find(|ordinal| CustDevice::get_device(*ordinal).is_ok_and(|each| each.as_raw() == device.as_raw()))
             // A context on a device that is not in the list: its handle still says which one it is.
             .unwrap_or(device.as_raw() as u32);
         Self::assemble(Handle::Borrowed(context), device, ordinal)
@@ -146,9 +134,7 @@ impl Device {
         // SAFETY: `version` is a live variable.
         unsafe { api::cuDriverGetVersion(&mut version) }?;
         let version = version as u32;
-        let name = device
-            .name()
-            .map_err(|error| DriverError::of_cust("cuDeviceGetName", error))?;
+        let name = device.name().map_err(|error| DriverError::of_cust("cuDeviceGetName", error))?;
         Ok(Device {
             inner: Arc::new(Inner {
                 context,
@@ -183,10 +169,7 @@ impl Device {
     pub fn require_driver(&self, needed: (u32, u32)) -> Result<(), DriverError> {
         let driver_cuda = self.driver_version();
         if driver_cuda < needed {
-            return Err(DriverError::DriverTooOld {
-                driver_cuda,
-                needed,
-            });
+            return Err(DriverError::DriverTooOld { driver_cuda, needed });
         }
         Ok(())
     }
@@ -262,10 +245,7 @@ impl Current {
             // `Device::from_raw_context`.
             unsafe { api::cuCtxPushCurrent_v2(context) }?;
         }
-        Ok(Current {
-            pushed,
-            _this_thread: PhantomData,
-        })
+        Ok(Current { pushed, _this_thread: PhantomData })
     }
 }
 
@@ -287,27 +267,17 @@ fn read_limits(device: CustDevice) -> Result<DeviceLimits, DriverError> {
         unsafe { api::cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) }?;
         Ok(value as u32)
     };
-    let total = device
-        .total_memory()
-        .map_err(|error| DriverError::of_cust("cuDeviceTotalMem", error))?;
+    let total = device.total_memory().map_err(|error| DriverError::of_cust("cuDeviceTotalMem", error))?;
     Ok(DeviceLimits {
         compute_capability: (
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         multiprocessors: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_bytes_per_block: get(
-            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-        )?,
-        shared_bytes_per_multiprocessor: get(
-            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-        )?,
-        registers_per_multiprocessor: get(
-            Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
-        )?,
-        max_threads_per_multiprocessor: get(
-            Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
-        )?,
+        shared_bytes_per_block: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_bytes_per_multiprocessor: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        registers_per_multiprocessor: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+        max_threads_per_multiprocessor: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
         l2_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         total_memory_bytes: total as u64,
     })

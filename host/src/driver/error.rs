@@ -158,13 +158,9 @@ pub enum DriverError {
 /// What to do about an error code of the driver.
 fn advice(code: u32) -> &'static str {
     match code {
-        1 => {
-            "a number handed in is outside what this GPU allows: check grid, block and memory sizes"
-        }
+        1 => "a number handed in is outside what this GPU allows: check grid, block and memory sizes",
         2 => "free GPU memory (another process may hold it) and try again",
-        3 | 100 | 101 | 802 | 803 | 804 => {
-            "check with nvidia-smi that the driver works, or use --device cpu"
-        }
+        3 | 100 | 101 | 802 | 803 | 804 => "check with nvidia-smi that the driver works, or use --device cpu",
         201 | 400 | 709 => {
             "a context or stream handed in was destroyed or belongs to another device; keep it alive while \
              it is in use"
@@ -175,9 +171,7 @@ fn advice(code: u32) -> &'static str {
              compute-sanitizer finds the failing kernel"
         }
         701 => "this launch needs more registers, threads or shared memory than the GPU has",
-        900..=908 => {
-            "this call is not possible while a stream is being captured; make it before or after capture"
-        }
+        900..=908 => "this call is not possible while a stream is being captured; make it before or after capture",
         _ => "look the code up in the CUDA driver's documentation",
     }
 }
@@ -185,18 +179,13 @@ fn advice(code: u32) -> &'static str {
 impl From<Failed> for DriverError {
     fn from(failed: Failed) -> Self {
         match failed {
-            Failed::NoLibrary => DriverError::NoDriver {
-                detail: load_problem().unwrap_or("no reason given").to_owned(),
-            },
+            Failed::NoLibrary => {
+                DriverError::NoDriver { detail: load_problem().unwrap_or("no reason given").to_owned() }
+            }
             Failed::NoSymbol(symbol) => DriverError::MissingSymbol { symbol },
             Failed::Code { call, code } => {
                 let (name, text) = name_and_text(code);
-                DriverError::Call {
-                    call,
-                    code,
-                    name,
-                    text,
-                }
+                DriverError::Call { call, code, name, text }
             }
         }
     }
@@ -206,28 +195,13 @@ impl DriverError {
     /// The error of a call that concerns one kernel.
     pub(super) fn of_kernel(kernel: &'static str, failed: Failed) -> Self {
         match DriverError::from(failed) {
-            DriverError::Call {
-                call,
-                code,
-                name,
-                text,
-            } => DriverError::Kernel {
-                kernel,
-                call,
-                code,
-                name,
-                text,
-            },
+            DriverError::Call { call, code, name, text } => DriverError::Kernel { kernel, call, code, name, text },
             other => other,
         }
     }
 
     /// The error of a driver call made through `cust`.
     pub(super) fn of_cust(call: &'static str, error: cust::error::CudaError) -> Self {
-        Failed::Code {
-            call,
-            code: error as u32,
-        }
-        .into()
+        Failed::Code { call, code: error as u32 }.into()
     }
 }

@@ -44,11 +44,7 @@ impl Failed {
 /// The enum value of a driver code. A code newer than the enum becomes `CUDA_ERROR_UNKNOWN`: an enum
 /// that holds a number outside its list would be undefined behaviour.
 pub(super) fn known_code(code: u32) -> CUresult {
-    KNOWN_CODES
-        .iter()
-        .copied()
-        .find(|known| *known as u32 == code)
-        .unwrap_or(CUDA_ERROR_UNKNOWN)
+    KNOWN_CODES.iter().copied().find(|known| *known as u32 == code).unwrap_or(CUDA_ERROR_UNKNOWN)
 }
 
 #[rustfmt::skip]

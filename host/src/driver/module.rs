@@ -4,9 +4,7 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
 
-use cust::sys::{
-    CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption, CUmodule,
-};
+use cust::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption, CUmodule};
 
 use super::device::Device;
 use super::error::DriverError;
@@ -85,13 +83,7 @@ impl Module {
             }
         };
         match result {
-            Ok(()) => Ok(Module {
-                inner: Arc::new(Inner {
-                    device: device.clone(),
-                    raw,
-                    target: target.to_owned(),
-                }),
-            }),
+            Ok(()) => Ok(Module { inner: Arc::new(Inner { device: device.clone(), raw, target: target.to_owned() }) }),
             Err(Failed::Code { code, .. }) => {
                 // 222: the PTX version is not supported; some drivers call it invalid PTX, 218.
                 if let (218 | 222, Some(needed)) = (code, cuda_needed(ptx)) {
@@ -115,28 +107,16 @@ impl Module {
     /// [`DriverError::Kernel`] if the module has no such kernel.
     pub fn function(&self, name: &'static str) -> Result<Function, DriverError> {
         let failed = |failed| DriverError::of_kernel(name, failed);
-        let symbol = CString::new(name).map_err(|_| {
-            failed(Failed::Code {
-                call: "cuModuleGetFunction",
-                code: 500,
-            })
-        })?;
+        let symbol = CString::new(name).map_err(|_| failed(Failed::Code { call: "cuModuleGetFunction", code: 500 }))?;
         let _current = self.inner.device.enter()?;
         let mut raw: CUfunction = ptr::null_mut();
         // SAFETY: `raw` is a live variable, the module is alive, and the name ends in a zero byte.
-        unsafe { api::cuModuleGetFunction(&mut raw, self.inner.raw, symbol.as_ptr()) }
-            .map_err(failed)?;
+        unsafe { api::cuModuleGetFunction(&mut raw, self.inner.raw, symbol.as_ptr()) }.map_err(failed)?;
         let (mut offset, mut size) = (0, 0);
         // SAFETY: the function is alive, and both numbers are live variables. Drivers before CUDA 12.4 do
         // not have this call; then the size is not known, and is not checked.
-        let parameter_bytes =
-            unsafe { api::cuFuncGetParamInfo(raw, 0, &mut offset, &mut size) }.map(|()| size);
-        Ok(Function {
-            module: self.clone(),
-            raw,
-            name,
-            parameter_bytes: parameter_bytes.ok(),
-        })
+        let parameter_bytes = unsafe { api::cuFuncGetParamInfo(raw, 0, &mut offset, &mut size) }.map(|()| size);
+        Ok(Function { module: self.clone(), raw, name, parameter_bytes: parameter_bytes.ok() })
     }
 }
 
@@ -152,9 +132,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Module")
-            .field("target", &self.inner.target)
-            .finish_non_exhaustive()
+        f.debug_struct("Module").field("target", &self.inner.target).finish_non_exhaustive()
     }
 }
 
@@ -235,11 +213,7 @@ impl Function {
     /// # Errors
     ///
     /// [`DriverError::Kernel`] if the driver fails.
-    pub fn max_active_blocks(
-        &self,
-        block_threads: u32,
-        dynamic_shared_bytes: u32,
-    ) -> Result<u32, DriverError> {
+    pub fn max_active_blocks(&self, block_threads: u32, dynamic_shared_bytes: u32) -> Result<u32, DriverError> {
         let threads = i32::try_from(block_threads).unwrap_or(i32::MAX);
         let mut blocks = 0;
         let _current = self.module.inner.device.enter()?;
@@ -283,11 +257,7 @@ impl Function {
         if let Some(expected_bytes) = self.parameter_bytes
             && expected_bytes != found_bytes
         {
-            return Err(DriverError::ParameterSize {
-                kernel: self.name,
-                found_bytes,
-                expected_bytes,
-            });
+            return Err(DriverError::ParameterSize { kernel: self.name, found_bytes, expected_bytes });
         }
         // The driver reads the parameter only, but its type has no `const`.
         let mut parameters = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
@@ -325,9 +295,7 @@ impl Function {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("Function").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -339,9 +307,7 @@ fn text_of(log: &[u8]) -> String {
 
 /// The oldest CUDA version whose driver compiles PTX of the version that `ptx` declares.
 fn cuda_needed(ptx: &str) -> Option<(u32, u32)> {
-    let version = ptx
-        .lines()
-        .find_map(|line| line.trim().strip_prefix(".version"))?;
+    let version = ptx.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
     let (major, minor) = version.trim().split_once('.')?;
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
     Some(match (major, minor) {
@@ -358,11 +324,7 @@ mod tests {
 
     #[test]
     fn the_ptx_version_says_which_cuda_is_needed() {
-        let needed = |version| {
-            cuda_needed(&format!(
-                "// a comment\n.version {version}\n.target sm_80\n"
-            ))
-        };
+        let needed = |version| cuda_needed(&format!("// a comment\n.version {version}\n.target sm_80\n"));
         assert_eq!(needed("7.0"), Some((11, 0)));
         assert_eq!(needed("7.8"), Some((11, 8)));
         assert_eq!(needed("8.5"), Some((12, 5)));

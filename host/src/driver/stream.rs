@@ -4,8 +4,7 @@ use std::marker::PhantomData;
 use std::{fmt, ptr};
 
 use cust::sys::{
-    CUevent, CUevent_flags_enum, CUgraph, CUgraphExec, CUstream, CUstream_flags_enum,
-    CUstreamCaptureMode_enum,
+    CUevent, CUevent_flags_enum, CUgraph, CUgraphExec, CUstream, CUstream_flags_enum, CUstreamCaptureMode_enum,
 };
 
 use super::device::Device;
@@ -37,18 +36,12 @@ impl Stream {
         let flags = CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is a live variable, and the context is current.
         unsafe { api::cuStreamCreate(&mut raw, flags) }?;
-        Ok(Stream {
-            device: device.clone(),
-            raw,
-        })
+        Ok(Stream { device: device.clone(), raw })
     }
 
     /// The stream, to queue work on.
     pub fn handle(&self) -> StreamHandle<'_> {
-        StreamHandle {
-            raw: self.raw,
-            owner: PhantomData,
-        }
+        StreamHandle { raw: self.raw, owner: PhantomData }
     }
 
     /// The device that the stream is on.
@@ -78,9 +71,7 @@ impl Drop for Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("raw", &self.raw)
-            .finish_non_exhaustive()
+        f.debug_struct("Stream").field("raw", &self.raw).finish_non_exhaustive()
     }
 }
 
@@ -103,10 +94,7 @@ impl<'a> StreamHandle<'a> {
     ///
     /// `raw` is a live stream, and stays alive for `'a`.
     pub unsafe fn from_raw(raw: CUstream) -> StreamHandle<'a> {
-        StreamHandle {
-            raw,
-            owner: PhantomData,
-        }
+        StreamHandle { raw, owner: PhantomData }
     }
 
     /// The driver's handle, for other CUDA code.
@@ -156,10 +144,7 @@ impl Event {
         let flags = CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
         // SAFETY: `raw` is a live variable, and the context is current.
         unsafe { api::cuEventCreate(&mut raw, flags) }?;
-        Ok(Event {
-            device: device.clone(),
-            raw,
-        })
+        Ok(Event { device: device.clone(), raw })
     }
 
     /// Queues taking the time stamp on `stream`.
@@ -214,9 +199,7 @@ impl Drop for Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event")
-            .field("raw", &self.raw)
-            .finish_non_exhaustive()
+        f.debug_struct("Event").field("raw", &self.raw).finish_non_exhaustive()
     }
 }
 
@@ -256,11 +239,7 @@ impl<'s> Capturing<'s> {
         let mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and the context is current.
         unsafe { api::cuStreamBeginCapture_v2(stream.raw, mode) }?;
-        Ok(Capturing {
-            device,
-            stream,
-            ended: false,
-        })
+        Ok(Capturing { device, stream, ended: false })
     }
 
     fn end(mut self) -> Result<Captured<'s>, DriverError> {
@@ -274,10 +253,7 @@ impl<'s> Capturing<'s> {
         // SAFETY: `raw` is a live variable, and this thread began the capture of this live stream.
         let result = unsafe { api::cuStreamEndCapture(self.stream.raw, &mut raw) };
         // Made before the result is looked at, so that a graph is destroyed in any case.
-        let captured = Captured {
-            device: self.device,
-            raw,
-        };
+        let captured = Captured { device: self.device, raw };
         result?;
         Ok(captured)
     }
@@ -304,11 +280,7 @@ impl Captured<'_> {
         let mut raw: CUgraphExec = ptr::null_mut();
         // SAFETY: `raw` is a live variable, the graph is alive, and 0 is no flags.
         unsafe { api::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0) }?;
-        Ok(Graph {
-            device: self.device.clone(),
-            raw,
-            borrowed: PhantomData,
-        })
+        Ok(Graph { device: self.device.clone(), raw, borrowed: PhantomData })
     }
 }
 
@@ -366,8 +338,6 @@ impl Drop for Graph<'_> {
 
 impl fmt::Debug for Graph<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph")
-            .field("raw", &self.raw)
-            .finish_non_exhaustive()
+        f.debug_struct("Graph").field("raw", &self.raw).finish_non_exhaustive()
     }
 }

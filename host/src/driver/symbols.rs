@@ -33,10 +33,7 @@ pub(super) fn load_problem() -> Option<&'static str> {
 fn outcome(call: &'static str, code: c_int) -> Result<(), Failed> {
     match code {
         0 => Ok(()),
-        code => Err(Failed::Code {
-            call,
-            code: code as u32,
-        }),
+        code => Err(Failed::Code { call, code: code as u32 }),
     }
 }
 
@@ -49,10 +46,7 @@ pub(super) fn name_and_text(code: u32) -> (String, String) {
         ),
         Err(_) => (None, None),
     };
-    (
-        name.unwrap_or_else(|| format!("{:?}", known_code(code))),
-        text.unwrap_or_else(|| "no description".to_owned()),
-    )
+    (name.unwrap_or_else(|| format!("{:?}", known_code(code))), text.unwrap_or_else(|| "no description".to_owned()))
 }
 
 /// A driver function that turns an error code into a static string, as the bindings declare it.
@@ -259,10 +253,7 @@ mod tests {
     #[test]
     fn a_code_that_is_newer_than_the_bindings_becomes_unknown() {
         assert_eq!(known_code(0), CUresult::CUDA_SUCCESS);
-        assert_eq!(
-            known_code(222),
-            CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
-        );
+        assert_eq!(known_code(222), CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
         assert_eq!(known_code(999), CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(known_code(12_345), CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(known_code(u32::MAX), CUresult::CUDA_ERROR_UNKNOWN);
