@@ -31,6 +31,8 @@ pub struct TileShape {
     pub slot_fragments: usize,
     /// Stages of the copy pipeline.
     pub stages: usize,
+    /// Registers that a thread takes, about: for the number of resident blocks.
+    pub registers: u32,
 }
 
 impl TileShape {
@@ -63,11 +65,11 @@ impl TileShape {
 
 /// The variants, by slots of a tile: `grouped_gemm_n8` and so on.
 pub const TILES: [TileShape; 5] = [
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 1, stages: 8 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 2, stages: 7 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 4, stages: 6 },
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stages: 4 },
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stages: 4 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 1, stages: 8, registers: 64 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 2, stages: 7, registers: 72 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 4, stages: 6, registers: 80 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stages: 4, registers: 168 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stages: 4, registers: 256 },
 ];
 
 /// Kernel names of [`TILES`].
@@ -340,13 +342,8 @@ mod device {
         const PENDING: u32,
     >(
         params: &GroupedGemmParams,
+        shape: &TileShape,
     ) {
-        let shape = TileShape {
-            row_warps: ROW_WARPS,
-            row_fragments: ROW_FRAGMENTS,
-            slot_fragments: SLOT_FRAGMENTS,
-            stages: STAGES,
-        };
         let ahead = STAGES as u32 - 1;
         let (thread, shared) = (thread_idx_x(), shared::dynamic());
         let (warp, lane) = (thread / 32, thread % 32);
@@ -442,7 +439,7 @@ mod device {
                         { TILE.slots().div_ceil(COPY_ROWS) },
                         { TILE.stages },
                         { TILE.stages as u32 - 2 },
-                    >(&params)
+                    >(&params, &TILE)
                 }
             }
         };
