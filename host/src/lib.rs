@@ -1,1 +1,3 @@
-
+pub mod activation;
+pub mod checkpoint;
+pub mod shape;
