@@ -196,7 +196,7 @@ impl<'a> LayerView<'a> {
     /// when an expert has none, [`CheckpointError::BadScale`] when one is not finite and above 0.
     pub fn static_input_scales(&self, range: ExpertRange) -> Result<StaticScales, CheckpointError> {
         if !range.is_empty() {
-            self.check_expert(range.end() - 1)?;
+            self.check_expert(range.first.saturating_add(range.count - 1))?;
         }
         let mut scales = StaticScales {
             l1: Vec::with_capacity(range.count),
