@@ -17,6 +17,7 @@
 //! # Ok::<(), nvfp4_moe::checkpoint::CheckpointError>(())
 //! ```
 
+mod collect;
 mod error;
 mod expert;
 mod header;
@@ -39,7 +40,8 @@ pub use model_config::ModelConfig;
 pub use naming::NamingStyle;
 
 use crate::activation::Activation;
-use layers::{Layer, LayerBuilder};
+use collect::LayerBuilder;
+use layers::Layer;
 use shards::Shards;
 
 const CONFIG_FILE: &str = "config.json";
