@@ -1,2 +1,15 @@
+//! One Mixture-of-Experts expert block of a language model on NVFP4 weights, on an NVIDIA GPU or on the CPU.
+
+#![deny(missing_docs)]
+
+pub mod activation;
+pub mod checkpoint;
+pub mod cuda;
 pub mod device_limits;
 pub mod driver;
+pub mod io;
+pub mod plan;
+pub mod schedule;
+pub mod shape;
+pub mod spec;
+pub mod weights;
