@@ -27,9 +27,7 @@ pub enum Activation {
 
 /// An activation parameter that gives no usable function.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
-#[error(
-    "the activation's {parameter} is {got:?}, but it must be {must}; correct it in config.json"
-)]
+#[error("the activation's {parameter} is {got:?}, but it must be {must}; correct it in config.json")]
 pub struct ActivationError {
     /// Which parameter: `limit`, `alpha` or `beta`.
     pub parameter: &'static str,
@@ -55,11 +53,7 @@ impl Activation {
             if limit.is_finite() && limit > 0.0 {
                 Ok(())
             } else {
-                Err(ActivationError {
-                    parameter: "limit",
-                    got: limit,
-                    must: "finite and above 0",
-                })
+                Err(ActivationError { parameter: "limit", got: limit, must: "finite and above 0" })
             }
         };
         match self {
@@ -67,11 +61,7 @@ impl Activation {
             Self::SwiGluOai { alpha, beta, limit } => {
                 for (parameter, got) in [("alpha", alpha), ("beta", beta)] {
                     if !got.is_finite() {
-                        return Err(ActivationError {
-                            parameter,
-                            got,
-                            must: "finite",
-                        });
+                        return Err(ActivationError { parameter, got, must: "finite" });
                     }
                 }
                 check_limit(limit)?;
@@ -88,10 +78,7 @@ impl fmt::Display for Activation {
             Self::SwiGlu { limit: None } => f.write_str("SwiGLU"),
             Self::SwiGlu { limit: Some(limit) } => write!(f, "SwiGLU with limit {limit}"),
             Self::SwiGluOai { alpha, beta, limit } => {
-                write!(
-                    f,
-                    "SwiGLU-OAI with alpha {alpha}, beta {beta} and limit {limit}"
-                )
+                write!(f, "SwiGLU-OAI with alpha {alpha}, beta {beta} and limit {limit}")
             }
             Self::Relu2 => f.write_str("ReLU^2"),
         }
@@ -105,15 +92,9 @@ mod tests {
     #[test]
     fn limits_are_finite_and_positive() {
         for limit in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            let error = Activation::SwiGlu { limit: Some(limit) }
-                .validated()
-                .unwrap_err();
+            let error = Activation::SwiGlu { limit: Some(limit) }.validated().unwrap_err();
             assert_eq!(error.parameter, "limit");
-            let oai = Activation::SwiGluOai {
-                alpha: 1.702,
-                beta: 1.0,
-                limit,
-            };
+            let oai = Activation::SwiGluOai { alpha: 1.702, beta: 1.0, limit };
             assert!(oai.validated().is_err(), "{limit}");
         }
         let clamped = Activation::SwiGlu { limit: Some(10.0) };

@@ -8,6 +8,7 @@ pub mod cuda;
 pub mod device_limits;
 pub mod driver;
 pub mod io;
+pub mod load;
 pub mod plan;
 pub mod schedule;
 pub mod shape;

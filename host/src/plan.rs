@@ -8,34 +8,9 @@ use nvfp4_moe_device::kernels::{grouped_gemm::sm80, route};
 use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
 
-use crate::activation::Activation;
 use crate::device_limits::DeviceLimits;
-use crate::io::ScaleMode;
-use crate::shape::{ExpertRange, MoeShape, ShapeError};
-
-/// What one rank computes of one layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LayerSpec {
-    /// Sizes of the layer, all ranks together.
-    pub shape: MoeShape,
-    /// The experts of this rank.
-    pub experts: ExpertRange,
-    /// What happens between the two GEMMs.
-    pub activation: Activation,
-    /// Where the activations' scales come from.
-    pub scales: ScaleMode,
-    /// Whether all experts of the rank have the same input scale for gate and up: then (and in the modes without
-    /// static scales) a token is quantized once, otherwise once for each of its slots.
-    pub shared_l1_scale: bool,
-}
-
-impl LayerSpec {
-    /// Whether the first GEMM's activations have a row a token (gathered by the GEMM) rather than a row a slot.
-    #[must_use]
-    pub fn quantizes_tokens(&self) -> bool {
-        self.scales != ScaleMode::Static || self.shared_l1_scale
-    }
-}
+use crate::shape::ShapeError;
+use crate::spec::LayerSpec;
 
 /// A layer that cannot run on a device, or a request that makes no sense.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -53,7 +28,9 @@ pub enum PlanError {
         found: (u32, u32),
     },
     /// A block's shared memory is too small.
-    #[error("the GPU gives a block {found_bytes} bytes of shared memory, but {stage} needs {needed_bytes}; use another GPU or the CPU engine")]
+    #[error(
+        "the GPU gives a block {found_bytes} bytes of shared memory, but {stage} needs {needed_bytes}; use another GPU or the CPU engine"
+    )]
     SharedMemory {
         /// Stage that needs it.
         stage: &'static str,
@@ -76,7 +53,9 @@ pub enum PlanError {
         total_bytes: u64,
     },
     /// More tokens than the kernels can count.
-    #[error("max_tokens is {max_tokens}, but {limit} tokens are the most that 32-bit indices allow for this layer; split the batch")]
+    #[error(
+        "max_tokens is {max_tokens}, but {limit} tokens are the most that 32-bit indices allow for this layer; split the batch"
+    )]
     TooManyTokens {
         /// Tokens asked for.
         max_tokens: usize,

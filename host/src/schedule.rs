@@ -7,8 +7,8 @@ use nvfp4_moe_device::format::tile_mma::MmaTile;
 use nvfp4_moe_device::kernels::activation::{self, ActivationParams};
 use nvfp4_moe_device::kernels::{amax, combine, grouped_gemm::sm80, pack, quantize, route};
 use nvfp4_moe_device::params::{
-    CombineParams, Element, Epilogue, ExpertScales, GroupedGemmParams, PackParams, QuantizeParams, RouteParams,
-    RowScale, Rows, TokenCount,
+    CombineParams, Element, Epilogue, GroupedGemmParams, PackParams, QuantizeParams, RouteParams, RowScale, Rows,
+    TokenCount,
 };
 
 use crate::activation::Activation;
@@ -388,10 +388,4 @@ pub fn pack_expert(plan: &Plan, weights: u64, expert: usize, staged: &StagedExpe
         k: shape.intermediate as u32,
     };
     [launch(l1, layout.l1().bytes()), launch(l2, layout.l2().bytes())]
-}
-
-/// Bytes of [`ExpertScales`] of all experts, as the kernels read them.
-#[must_use]
-pub fn scales_bytes(scales: &[ExpertScales]) -> &[u8] {
-    bytemuck::cast_slice(scales)
 }

@@ -38,18 +38,8 @@ impl MoeShape {
     ///
     /// # Errors
     /// [`ShapeError`] naming the first size that is not allowed (see [`Self::validate`]).
-    pub const fn new(
-        hidden: usize,
-        intermediate: usize,
-        experts: usize,
-        topk: usize,
-    ) -> Result<Self, ShapeError> {
-        let shape = Self {
-            hidden,
-            intermediate,
-            experts,
-            topk,
-        };
+    pub const fn new(hidden: usize, intermediate: usize, experts: usize, topk: usize) -> Result<Self, ShapeError> {
+        let shape = Self { hidden, intermediate, experts, topk };
         match shape.validate() {
             Ok(()) => Ok(shape),
             Err(error) => Err(error),
@@ -77,22 +67,14 @@ impl MoeShape {
 /// Checks that `got` elements are whole blocks of 16, and at least one.
 pub(crate) const fn check_blocks(axis: &'static str, got: usize) -> Result<(), ShapeError> {
     if got == 0 || !got.is_multiple_of(BLOCK_ELEMS) {
-        return Err(ShapeError {
-            axis,
-            got,
-            must: MULTIPLE_OF_BLOCK,
-        });
+        return Err(ShapeError { axis, got, must: MULTIPLE_OF_BLOCK });
     }
     Ok(())
 }
 
 const fn check_not_zero(axis: &'static str, got: usize) -> Result<(), ShapeError> {
     if got == 0 {
-        return Err(ShapeError {
-            axis,
-            got,
-            must: "be at least 1",
-        });
+        return Err(ShapeError { axis, got, must: "be at least 1" });
     }
     Ok(())
 }
@@ -110,10 +92,7 @@ impl ExpertRange {
     /// All `experts` of a layer on one rank.
     #[must_use]
     pub const fn all(experts: usize) -> Self {
-        Self {
-            first: 0,
-            count: experts,
-        }
+        Self { first: 0, count: experts }
     }
 
     /// The share of `rank` when `experts` are spread over `ranks` in order: the first `experts % ranks` ranks
@@ -134,10 +113,7 @@ impl ExpertRange {
         }
         let (share, longer) = (experts / ranks, experts % ranks);
         let before = if rank < longer { rank } else { longer };
-        Ok(Self {
-            first: rank * share + before,
-            count: share + (rank < longer) as usize,
-        })
+        Ok(Self { first: rank * share + before, count: share + (rank < longer) as usize })
     }
 
     /// Global id behind the last expert.
@@ -177,10 +153,7 @@ mod tests {
                 let mut counts = Vec::new();
                 for rank in 0..ranks {
                     let range = ExpertRange::of_rank(experts, ranks, rank).unwrap();
-                    assert_eq!(
-                        range.first, next,
-                        "{experts} experts, rank {rank} of {ranks}"
-                    );
+                    assert_eq!(range.first, next, "{experts} experts, rank {rank} of {ranks}");
                     next = range.end();
                     counts.push(range.count);
                 }
@@ -193,14 +166,8 @@ mod tests {
 
     #[test]
     fn uneven_shares_go_to_the_first_ranks() {
-        assert_eq!(
-            ExpertRange::of_rank(5, 3, 1),
-            Ok(ExpertRange { first: 2, count: 2 })
-        );
-        assert_eq!(
-            ExpertRange::of_rank(5, 3, 2),
-            Ok(ExpertRange { first: 4, count: 1 })
-        );
+        assert_eq!(ExpertRange::of_rank(5, 3, 1), Ok(ExpertRange { first: 2, count: 2 }));
+        assert_eq!(ExpertRange::of_rank(5, 3, 2), Ok(ExpertRange { first: 4, count: 1 }));
         assert!(ExpertRange::of_rank(2, 3, 2).unwrap().is_empty());
         assert_eq!(ExpertRange::of_rank(5, 3, 3).unwrap_err().axis, "rank");
         assert_eq!(ExpertRange::of_rank(5, 0, 0).unwrap_err().axis, "ranks");
@@ -222,9 +189,6 @@ mod tests {
             assert_eq!(shape.unwrap_err().axis, axis);
         }
         let message = MoeShape::new(24, 16, 1, 1).unwrap_err().to_string();
-        assert!(
-            message.starts_with("hidden is 24, but must be above 0 and a multiple of 16"),
-            "{message}"
-        );
+        assert!(message.starts_with("hidden is 24, but must be above 0 and a multiple of 16"), "{message}");
     }
 }

@@ -46,8 +46,7 @@ impl LayerBuilder {
             None => {
                 let at = self.layers.len();
                 self.by_module.insert(parsed.module.to_owned(), at);
-                self.layers
-                    .push(Collected::new(parsed.layer, parsed.module));
+                self.layers.push(Collected::new(parsed.layer, parsed.module));
                 at
             }
         };
@@ -55,11 +54,7 @@ impl LayerBuilder {
     }
 
     /// The layers in ascending order, checked.
-    pub(super) fn finish(
-        self,
-        shards: &Shards,
-        config: Option<&ModelConfig>,
-    ) -> Result<Vec<Layer>, CheckpointError> {
+    pub(super) fn finish(self, shards: &Shards, config: Option<&ModelConfig>) -> Result<Vec<Layer>, CheckpointError> {
         let mut modules: HashMap<usize, &str> = HashMap::with_capacity(self.layers.len());
         for layer in &self.layers {
             match modules.entry(layer.index) {
@@ -118,21 +113,12 @@ impl Collected {
         }
     }
 
-    fn add(
-        &mut self,
-        name: &str,
-        rest: &str,
-        expert: Option<ExpertPart>,
-        id: TensorId,
-        entry: &TensorEntry,
-    ) {
+    fn add(&mut self, name: &str, rest: &str, expert: Option<ExpertPart>, id: TensorId, entry: &TensorEntry) {
         let sample = match expert {
             Some(_) => rest.splitn(3, '.').last().unwrap_or(rest),
             None => rest,
         };
-        if self.samples.len() < MAX_SAMPLES
-            && !self.samples.iter().any(|(known, _)| known == sample)
-        {
+        if self.samples.len() < MAX_SAMPLES && !self.samples.iter().any(|(known, _)| known == sample) {
             self.samples.push((sample.to_owned(), entry.dtype));
         }
         let Some(found) = expert else { return };
@@ -186,27 +172,17 @@ impl Collected {
         let (expected, because) = match config.and_then(ModelConfig::experts) {
             Some(experts) => (experts, "as config.json says"),
             None => (
-                self.experts
-                    .last_key_value()
-                    .map_or(0, |(last, _)| last.saturating_add(1)),
+                self.experts.last_key_value().map_or(0, |(last, _)| last.saturating_add(1)),
                 "as the highest expert number says",
             ),
         };
-        let gap = self
-            .experts
-            .keys()
-            .zip(0..)
-            .find(|&(&number, at)| number != at);
+        let gap = self.experts.keys().zip(0..).find(|&(&number, at)| number != at);
         let missing = match gap {
             Some((_, at)) => Some(at),
             None => (have < expected).then_some(have),
         };
         if let Some(expert) = missing {
-            let first = if self.gated {
-                Projection::Gate
-            } else {
-                Projection::Up
-            };
+            let first = if self.gated { Projection::Gate } else { Projection::Up };
             return Err(CheckpointError::MissingExpert {
                 layer: self.index,
                 expert,
@@ -236,29 +212,19 @@ fn describe(samples: &[(String, Dtype)]) -> String {
         || samples.iter().any(|(name, _)| name.ends_with("_blocks"));
     let kind = if mx_scales {
         "MXFP4 or MXFP8 experts"
-    } else if samples
-        .iter()
-        .any(|(name, _)| name.ends_with("weight_scale_inv"))
-    {
+    } else if samples.iter().any(|(name, _)| name.ends_with("weight_scale_inv")) {
         "FP8 experts with F32 block scales"
     } else if has("weight", Dtype::F8_E4M3) {
         "FP8 experts"
     } else if has("weight", Dtype::BF16) || has("weight", Dtype::F16) || has("weight", Dtype::F32) {
         "unquantized experts"
-    } else if has("weight_packed", Dtype::I32) || samples.iter().any(|(name, _)| name == "qweight")
-    {
+    } else if has("weight_packed", Dtype::I32) || samples.iter().any(|(name, _)| name == "qweight") {
         "experts quantized to integers"
-    } else if samples
-        .iter()
-        .any(|(name, _)| name.starts_with("gate_up_proj"))
-    {
+    } else if samples.iter().any(|(name, _)| name.starts_with("gate_up_proj")) {
         "all experts fused into one tensor"
     } else {
         "experts in another format"
     };
-    let list: Vec<_> = samples
-        .iter()
-        .map(|(name, dtype)| format!("{name} {dtype}"))
-        .collect();
+    let list: Vec<_> = samples.iter().map(|(name, dtype)| format!("{name} {dtype}")).collect();
     format!("{kind} ({})", list.join(", "))
 }

@@ -126,9 +126,7 @@ pub enum CheckpointError {
         tensors: usize,
     },
     /// Two modules claim to be the experts of one layer.
-    #[error(
-        "layer {layer} has experts under both {first} and {second}; keep the files of one model only"
-    )]
+    #[error("layer {layer} has experts under both {first} and {second}; keep the files of one model only")]
     AmbiguousLayer {
         /// The layer.
         layer: usize,
@@ -175,9 +173,7 @@ pub enum CheckpointError {
         because: &'static str,
     },
     /// An expert with some of its tensors.
-    #[error(
-        "tensor {tensor} is missing: expert {expert} of layer {layer} must have it; fetch the shard that holds it"
-    )]
+    #[error("tensor {tensor} is missing: expert {expert} of layer {layer} must have it; fetch the shard that holds it")]
     MissingTensor {
         /// The tensor.
         tensor: String,
@@ -236,9 +232,7 @@ pub enum CheckpointError {
         found: Vec<usize>,
     },
     /// A global scale that gives no usable number.
-    #[error(
-        "tensor {tensor} is {value:?}, but must be {must}; calibrate and export the checkpoint again"
-    )]
+    #[error("tensor {tensor} is {value:?}, but must be {must}; calibrate and export the checkpoint again")]
     BadScale {
         /// The scale tensor.
         tensor: String,
@@ -365,15 +359,8 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    pub(super) fn io(
-        path: impl Into<PathBuf>,
-        action: &'static str,
-    ) -> impl FnOnce(std::io::Error) -> Self {
+    pub(super) fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
-        move |source| Self::Io {
-            path,
-            action,
-            source,
-        }
+        move |source| Self::Io { path, action, source }
     }
 }

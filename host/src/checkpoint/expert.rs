@@ -67,11 +67,7 @@ impl fmt::Display for Origin<'_> {
         if self.module.is_empty() {
             return f.write_str("(unnamed matrix)");
         }
-        let Self {
-            module,
-            expert,
-            projection,
-        } = self;
+        let Self { module, expert, projection } = self;
         write!(f, "{module}.{expert}.{projection}")
     }
 }
@@ -177,16 +173,8 @@ impl<'a> LayerView<'a> {
     /// and above 0.
     pub fn expert(&self, expert: usize) -> Result<RawExpert<'a>, CheckpointError> {
         self.check_expert(expert)?;
-        let gate = if self.layer.gated {
-            Some(self.matrix(expert, Projection::Gate)?)
-        } else {
-            None
-        };
-        Ok(RawExpert {
-            gate,
-            up: self.matrix(expert, Projection::Up)?,
-            down: self.matrix(expert, Projection::Down)?,
-        })
+        let gate = if self.layer.gated { Some(self.matrix(expert, Projection::Gate)?) } else { None };
+        Ok(RawExpert { gate, up: self.matrix(expert, Projection::Up)?, down: self.matrix(expert, Projection::Down)? })
     }
 
     /// The activation scales of a range of experts, for static quantization.
@@ -206,10 +194,8 @@ impl<'a> LayerView<'a> {
         };
         for expert in range.ids() {
             let required = |projection| {
-                self.input_scale(expert, projection)?.ok_or_else(|| {
-                    CheckpointError::StaticScalesMissing {
-                        tensor: self.input_scale_name(expert, projection),
-                    }
+                self.input_scale(expert, projection)?.ok_or_else(|| CheckpointError::StaticScalesMissing {
+                    tensor: self.input_scale_name(expert, projection),
                 })
             };
             let up = required(Projection::Up)?;
@@ -231,25 +217,16 @@ impl<'a> LayerView<'a> {
         if expert < self.experts() {
             return Ok(());
         }
-        Err(CheckpointError::ExpertNotFound {
-            layer: self.layer.index,
-            expert,
-            have: self.experts(),
-        })
+        Err(CheckpointError::ExpertNotFound { layer: self.layer.index, expert, have: self.experts() })
     }
 
-    fn matrix(
-        &self,
-        expert: usize,
-        projection: Projection,
-    ) -> Result<RawMatrix<'a>, CheckpointError> {
+    fn matrix(&self, expert: usize, projection: Projection) -> Result<RawMatrix<'a>, CheckpointError> {
         let (rows, cols) = self.layer.matrix_shape(projection);
         let shards = &self.checkpoint.shards;
         let global = Part::weight_global(self.convention);
         let stored = shards.scalar(self.tensor(expert, projection, global)?);
-        let weight_scale = decode_scale(self.convention, stored, || {
-            self.layer.tensor_name(expert, projection, global)
-        })?;
+        let weight_scale =
+            decode_scale(self.convention, stored, || self.layer.tensor_name(expert, projection, global))?;
         let codes = self.tensor(expert, projection, Part::codes(self.convention))?;
         let scales = self.tensor(expert, projection, Part::WeightScale)?;
         Ok(RawMatrix {
@@ -259,71 +236,41 @@ impl<'a> LayerView<'a> {
             scales: shards.bytes(scales),
             weight_scale,
             input_scale: self.input_scale(expert, projection)?,
-            origin: Origin {
-                module: &self.layer.module,
-                expert,
-                projection: self.layer.names.name(projection),
-            },
+            origin: Origin { module: &self.layer.module, expert, projection: self.layer.names.name(projection) },
         })
     }
 
-    fn tensor(
-        &self,
-        expert: usize,
-        projection: Projection,
-        part: Part,
-    ) -> Result<TensorId, CheckpointError> {
-        self.layer.experts[expert]
-            .get(projection, part)
-            .ok_or_else(|| CheckpointError::MissingTensor {
-                tensor: self.layer.tensor_name(expert, projection, part),
-                layer: self.layer.index,
-                expert,
-            })
+    fn tensor(&self, expert: usize, projection: Projection, part: Part) -> Result<TensorId, CheckpointError> {
+        self.layer.experts[expert].get(projection, part).ok_or_else(|| CheckpointError::MissingTensor {
+            tensor: self.layer.tensor_name(expert, projection, part),
+            layer: self.layer.index,
+            expert,
+        })
     }
 
-    fn input_scale(
-        &self,
-        expert: usize,
-        projection: Projection,
-    ) -> Result<Option<f32>, CheckpointError> {
+    fn input_scale(&self, expert: usize, projection: Projection) -> Result<Option<f32>, CheckpointError> {
         let part = Part::input_global(self.convention);
         let Some(id) = self.layer.experts[expert].get(projection, part) else {
             return Ok(None);
         };
         let stored = self.checkpoint.shards.scalar(id);
-        decode_scale(self.convention, stored, || {
-            self.input_scale_name(expert, projection)
-        })
-        .map(Some)
+        decode_scale(self.convention, stored, || self.input_scale_name(expert, projection)).map(Some)
     }
 
     fn input_scale_name(&self, expert: usize, projection: Projection) -> String {
-        self.layer
-            .tensor_name(expert, projection, Part::input_global(self.convention))
+        self.layer.tensor_name(expert, projection, Part::input_global(self.convention))
     }
 }
 
 /// The decode scale of a stored global scale: the one place where reciprocals are inverted.
-fn decode_scale(
-    convention: Convention,
-    stored: f32,
-    tensor: impl FnOnce() -> String,
-) -> Result<f32, CheckpointError> {
+fn decode_scale(convention: Convention, stored: f32, tensor: impl FnOnce() -> String) -> Result<f32, CheckpointError> {
     let usable = |value: f32| value.is_finite() && value > 0.0;
     let (decode, must) = match convention {
         Convention::Decode => (stored, "finite and above 0"),
-        Convention::Reciprocal => (
-            1.0 / stored,
-            "finite and above 0, as must be its reciprocal, the decode scale",
-        ),
+        Convention::Reciprocal => (1.0 / stored, "finite and above 0, as must be its reciprocal, the decode scale"),
     };
     if usable(stored) && usable(decode) {
         return Ok(decode);
     }
-    Err(CheckpointError::BadScale {
-        tensor: tensor(),
-        value: stored,
-        must,
-    })
+    Err(CheckpointError::BadScale { tensor: tensor(), value: stored, must })
 }

@@ -35,14 +35,7 @@ impl MappedFile {
         let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io(path, "map"))?;
         let (data_start, metadata) = parse_header(path, &map)?;
         let path = path.to_owned();
-        Ok((
-            Self {
-                path,
-                map,
-                data_start,
-            },
-            metadata,
-        ))
+        Ok((Self { path, map, data_start }, metadata))
     }
 
     /// The bytes of a tensor, from its offsets in the header.
@@ -57,29 +50,16 @@ fn parse_header(path: &Path, file: &[u8]) -> Result<(usize, Metadata), Checkpoin
         expected: expected as u64,
         found: file.len() as u64,
     };
-    let bad = |reason: String| CheckpointError::BadHeader {
-        path: path.to_owned(),
-        reason,
-    };
-    let length = file
-        .first_chunk::<LENGTH_BYTES>()
-        .ok_or_else(|| truncated(LENGTH_BYTES))?;
+    let bad = |reason: String| CheckpointError::BadHeader { path: path.to_owned(), reason };
+    let length = file.first_chunk::<LENGTH_BYTES>().ok_or_else(|| truncated(LENGTH_BYTES))?;
     let length = u64::from_le_bytes(*length);
-    let header_bytes = usize::try_from(length)
-        .ok()
-        .filter(|&bytes| bytes <= MAX_HEADER_BYTES)
-        .ok_or_else(|| {
-            bad(format!(
-                "its header would have {length} bytes, more than the {MAX_HEADER_BYTES} that are allowed"
-            ))
-        })?;
-    let data_start = LENGTH_BYTES + header_bytes;
-    let header = file
-        .get(LENGTH_BYTES..data_start)
-        .ok_or_else(|| truncated(data_start))?;
-    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| {
-        wrong_byte_count(path, header).unwrap_or_else(|| bad(format!("its header says: {error}")))
+    let header_bytes = usize::try_from(length).ok().filter(|&bytes| bytes <= MAX_HEADER_BYTES).ok_or_else(|| {
+        bad(format!("its header would have {length} bytes, more than the {MAX_HEADER_BYTES} that are allowed"))
     })?;
+    let data_start = LENGTH_BYTES + header_bytes;
+    let header = file.get(LENGTH_BYTES..data_start).ok_or_else(|| truncated(data_start))?;
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|error| wrong_byte_count(path, header).unwrap_or_else(|| bad(format!("its header says: {error}"))))?;
     let expected = data_start
         .checked_add(metadata.data_len())
         .ok_or_else(|| bad("its tensors are larger than memory".to_owned()))?;
@@ -87,10 +67,7 @@ fn parse_header(path: &Path, file: &[u8]) -> Result<(usize, Metadata), Checkpoin
         return Err(truncated(expected));
     }
     if file.len() > expected {
-        return Err(bad(format!(
-            "its header describes {expected} bytes, the file has {}",
-            file.len()
-        )));
+        return Err(bad(format!("its header describes {expected} bytes, the file has {}", file.len())));
     }
     Ok((data_start, metadata))
 }

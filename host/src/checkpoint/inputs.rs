@@ -83,16 +83,7 @@ impl LayerInputs {
             Dtype::BF16 => decode(bytes, |b| bf16::from_le_bytes(b).to_f32()),
             found => return Err(wrong_dtype(TOPK_WEIGHTS, "F32 or BF16", found)),
         };
-        Ok(Self {
-            tokens,
-            hidden_size,
-            topk,
-            hidden,
-            topk_ids,
-            topk_weights,
-            file,
-            metadata,
-        })
+        Ok(Self { tokens, hidden_size, topk, hidden, topk_ids, topk_weights, file, metadata })
     }
 
     /// Another tensor of the file, `[tokens, hidden_size]` in F32, BF16 or F16, widened to f32 (exactly).
@@ -134,12 +125,7 @@ fn find<'a>(
 
 /// Little-endian elements; the bytes need no alignment.
 fn decode<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes
-        .as_chunks::<N>()
-        .0
-        .iter()
-        .map(|&b| decode(b))
-        .collect()
+    bytes.as_chunks::<N>().0.iter().map(|&b| decode(b)).collect()
 }
 
 fn narrow_ids(ids: &[i64], topk: usize) -> Result<Vec<i32>, CheckpointError> {
@@ -155,11 +141,7 @@ fn narrow_ids(ids: &[i64], topk: usize) -> Result<Vec<i32>, CheckpointError> {
 }
 
 fn wrong_dtype(tensor: &str, expected: &'static str, found: Dtype) -> CheckpointError {
-    CheckpointError::WrongDtype {
-        tensor: tensor.to_owned(),
-        expected,
-        found,
-    }
+    CheckpointError::WrongDtype { tensor: tensor.to_owned(), expected, found }
 }
 
 fn wrong_shape(tensor: &str, expected: String, info: &TensorInfo) -> CheckpointError {
@@ -204,11 +186,7 @@ pub fn write_output(
     let path = path.as_ref();
     let elements = data.elems();
     if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(elements) {
-        return Err(CheckpointError::WrongOutput {
-            tensor: name.to_owned(),
-            shape: shape.to_vec(),
-            elements,
-        });
+        return Err(CheckpointError::WrongOutput { tensor: name.to_owned(), shape: shape.to_vec(), elements });
     }
     let temporary = create_beside(path)?;
     let written = write_file(&temporary, name, OutputView { shape, data })
@@ -228,11 +206,7 @@ fn create_beside(path: &Path) -> Result<PathBuf, CheckpointError> {
     loop {
         let process = std::process::id();
         let temporary = path.with_file_name(format!(".{file_name}.{process}.{attempt}.tmp"));
-        match OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-        {
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Ok(_) => return Ok(temporary),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => attempt += 1,
             Err(error) => return Err(CheckpointError::io(path, "write")(error)),

@@ -102,16 +102,14 @@ impl LayerInfo {
         let mut l1_all_equal = true;
         let mut l1_first = None;
         for expert in 0..layer.experts.len() {
-            let scale =
-                |projection| stored_input_scale(layer, shards, convention, expert, projection);
+            let scale = |projection| stored_input_scale(layer, shards, convention, expert, projection);
             let up = scale(Projection::Up);
             l1.count(up);
             let shared = if layer.gated {
                 let gate = scale(Projection::Gate);
                 l1.count(gate);
                 gate_up_differ |= gate.zip(up).is_some_and(|(gate, up)| gate != up);
-                gate.zip(up)
-                    .map(|(gate, up)| larger_decode(convention, gate, up))
+                gate.zip(up).map(|(gate, up)| larger_decode(convention, gate, up))
             } else {
                 up
             };

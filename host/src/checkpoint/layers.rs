@@ -45,9 +45,7 @@ impl Layer {
     pub(super) fn style(&self) -> Option<NamingStyle> {
         Some(match self.convention? {
             Convention::Reciprocal => NamingStyle::CompressedTensors,
-            Convention::Decode
-                if self.names == ProjectionNames::W && self.module.ends_with(".ffn.experts") =>
-            {
+            Convention::Decode if self.names == ProjectionNames::W && self.module.ends_with(".ffn.experts") => {
                 NamingStyle::DeepSeekV4
             }
             Convention::Decode => NamingStyle::ModelOpt,
@@ -61,11 +59,7 @@ impl Layer {
 
     /// The matrices that each expert has.
     pub(super) fn projections(&self) -> &'static [Projection] {
-        if self.gated {
-            &Projection::ALL
-        } else {
-            &[Projection::Up, Projection::Down]
-        }
+        if self.gated { &Projection::ALL } else { &[Projection::Up, Projection::Down] }
     }
 
     /// Rows and columns (elements along K) of a matrix.
@@ -87,44 +81,29 @@ impl Layer {
         }
     }
 
-    pub(super) fn check(
-        &mut self,
-        shards: &Shards,
-        config: Option<&ModelConfig>,
-    ) -> Result<(), CheckpointError> {
+    pub(super) fn check(&mut self, shards: &Shards, config: Option<&ModelConfig>) -> Result<(), CheckpointError> {
         let Some(convention) = self.convention else {
             return Ok(());
         };
         self.derive_sizes(shards, convention)?;
         for (axis, size) in [("hidden", self.hidden), ("intermediate", self.intermediate)] {
-            check_blocks(axis, size).map_err(|source| CheckpointError::Shape {
-                layer: self.index,
-                source,
-            })?;
+            check_blocks(axis, size).map_err(|source| CheckpointError::Shape { layer: self.index, source })?;
         }
         for expert in 0..self.experts.len() {
             for &projection in self.projections() {
                 self.check_matrix(shards, convention, expert, projection)?;
             }
         }
-        config.map_or(Ok(()), |config| {
-            config.check_sizes(self.index, self.hidden, self.intermediate)
-        })
+        config.map_or(Ok(()), |config| config.check_sizes(self.index, self.hidden, self.intermediate))
     }
 
     /// Takes hidden and intermediate from the first expert. Its tensors vote, so that one of a wrong shape is
     /// reported as that tensor and not as all the others.
-    fn derive_sizes(
-        &mut self,
-        shards: &Shards,
-        convention: Convention,
-    ) -> Result<(), CheckpointError> {
+    fn derive_sizes(&mut self, shards: &Shards, convention: Convention) -> Result<(), CheckpointError> {
         let mut votes: Vec<((usize, usize), usize)> = Vec::new();
         for (part, elems) in [(Part::codes(convention), 2), (Part::WeightScale, 16)] {
             for &projection in self.projections() {
-                let shape = self.experts[0]
-                    .get(projection, part)
-                    .map(|id| &*shards.entry(id).shape);
+                let shape = self.experts[0].get(projection, part).map(|id| &*shards.entry(id).shape);
                 let Some(&[rows, columns]) = shape else {
                     continue;
                 };
@@ -149,11 +128,7 @@ impl Layer {
         let (projection, part) = (Projection::Up, Part::codes(convention));
         let tensor = self.tensor_name(0, projection, part);
         Err(match self.experts[0].get(projection, part) {
-            None => CheckpointError::MissingTensor {
-                tensor,
-                layer: self.index,
-                expert: 0,
-            },
+            None => CheckpointError::MissingTensor { tensor, layer: self.index, expert: 0 },
             Some(id) => CheckpointError::WrongShape {
                 tensor,
                 expected: "[N, K/2]".to_owned(),
@@ -183,11 +158,7 @@ impl Layer {
                     Ok(())
                 };
             };
-            let TensorEntry {
-                dtype: found,
-                shape,
-                ..
-            } = shards.entry(id);
+            let TensorEntry { dtype: found, shape, .. } = shards.entry(id);
             if *found != dtype {
                 return Err(CheckpointError::WrongDtype {
                     tensor: self.tensor_name(expert, projection, part),
@@ -210,20 +181,8 @@ impl Layer {
         let (f8, f32) = (Dtype::F8_E4M3, Dtype::F32);
         check(Part::codes(convention), Dtype::U8, "U8", codes, true)?;
         check(Part::WeightScale, f8, "F8_E4M3", scales, true)?;
-        check(
-            Part::weight_global(convention),
-            f32,
-            "F32",
-            Wanted::Scalar,
-            true,
-        )?;
-        check(
-            Part::input_global(convention),
-            f32,
-            "F32",
-            Wanted::Scalar,
-            false,
-        )
+        check(Part::weight_global(convention), f32, "F32", Wanted::Scalar, true)?;
+        check(Part::input_global(convention), f32, "F32", Wanted::Scalar, false)
     }
 }
 
@@ -238,9 +197,7 @@ enum Wanted {
 impl Wanted {
     fn fits(self, shape: &[usize]) -> bool {
         match self {
-            Self::Codes(rows, columns) | Self::BlockScales(rows, columns) => {
-                shape == [rows, columns]
-            }
+            Self::Codes(rows, columns) | Self::BlockScales(rows, columns) => shape == [rows, columns],
             Self::Scalar => matches!(shape, [] | [1]),
         }
     }

@@ -72,32 +72,16 @@ impl Checkpoint {
     /// error in [`Self::layer`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
-        let config_file = if path.is_dir() {
-            path.join(CONFIG_FILE)
-        } else {
-            path.with_file_name(CONFIG_FILE)
-        };
+        let config_file = if path.is_dir() { path.join(CONFIG_FILE) } else { path.with_file_name(CONFIG_FILE) };
         let mut builder = LayerBuilder::default();
         let shards = Shards::open(path, |name, id, entry| builder.add(name, id, entry))?;
         let config = ModelConfig::read(&config_file)?;
         let layers = builder.finish(&shards, config.as_ref())?;
         if layers.is_empty() {
-            return Err(CheckpointError::NoMoeLayers {
-                path: path.to_owned(),
-                tensors: shards.tensors(),
-            });
+            return Err(CheckpointError::NoMoeLayers { path: path.to_owned(), tensors: shards.tensors() });
         }
-        let infos = layers
-            .iter()
-            .map(|layer| LayerInfo::of(layer, &shards))
-            .collect();
-        Ok(Self {
-            path: path.to_owned(),
-            shards,
-            config,
-            layers,
-            infos,
-        })
+        let infos = layers.iter().map(|layer| LayerInfo::of(layer, &shards)).collect();
+        Ok(Self { path: path.to_owned(), shards, config, layers, infos })
     }
 
     /// The path that was opened.
@@ -142,31 +126,19 @@ impl Checkpoint {
     /// [`CheckpointError::LayerNotFound`], [`CheckpointError::NotNvfp4`], an activation that is not supported or
     /// does not go with the layer's tensors, or [`CheckpointError::UnsupportedTensor`].
     pub fn layer(&self, index: usize) -> Result<LayerView<'_>, CheckpointError> {
-        let at = self
-            .layers
-            .binary_search_by_key(&index, |layer| layer.index)
-            .map_err(|_| CheckpointError::LayerNotFound {
-                layer: index,
-                have: ranges(self.layers.iter().map(|layer| layer.index)),
-            })?;
-        let layer = &self.layers[at];
-        let convention = layer.convention.ok_or_else(|| CheckpointError::NotNvfp4 {
-            layer: index,
-            found: layer.found.clone(),
+        let at = self.layers.binary_search_by_key(&index, |layer| layer.index).map_err(|_| {
+            CheckpointError::LayerNotFound { layer: index, have: ranges(self.layers.iter().map(|layer| layer.index)) }
         })?;
+        let layer = &self.layers[at];
+        let convention =
+            layer.convention.ok_or_else(|| CheckpointError::NotNvfp4 { layer: index, found: layer.found.clone() })?;
         layer.check_supported()?;
         let activation = match &self.config {
             Some(config) => config.activation_of(index, layer.gated)?,
             None if layer.gated => Activation::SwiGlu { limit: None },
             None => Activation::Relu2,
         };
-        Ok(LayerView {
-            checkpoint: self,
-            layer,
-            info: &self.infos[at],
-            convention,
-            activation,
-        })
+        Ok(LayerView { checkpoint: self, layer, info: &self.infos[at], convention, activation })
     }
 }
 
@@ -181,13 +153,7 @@ fn ranges(numbers: impl IntoIterator<Item = usize>) -> String {
     }
     let texts: Vec<_> = runs
         .into_iter()
-        .map(|(first, last)| {
-            if first == last {
-                first.to_string()
-            } else {
-                format!("{first}..={last}")
-            }
-        })
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}..={last}") })
         .collect();
     texts.join(", ")
 }

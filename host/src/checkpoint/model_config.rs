@@ -56,11 +56,8 @@ impl ModelConfig {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::io(path, "read")(error)),
         };
-        let root: Value =
-            serde_json::from_slice(&text).map_err(|source| CheckpointError::BadJson {
-                path: path.to_owned(),
-                source,
-            })?;
+        let root: Value = serde_json::from_slice(&text)
+            .map_err(|source| CheckpointError::BadJson { path: path.to_owned(), source })?;
         let Value::Object(root) = root else {
             return Err(CheckpointError::BadConfig {
                 path: path.to_owned(),
@@ -69,13 +66,8 @@ impl ModelConfig {
                 must: "a JSON object",
             });
         };
-        let texts = TEXT_CONFIGS
-            .iter()
-            .filter_map(|key| root.get(*key)?.as_object());
-        let source = Source {
-            path: path.to_owned(),
-            objects: texts.chain([&root]).collect(),
-        };
+        let texts = TEXT_CONFIGS.iter().filter_map(|key| root.get(*key)?.as_object());
+        let source = Source { path: path.to_owned(), objects: texts.chain([&root]).collect() };
         Ok(Some(Self {
             model_type: source.text(&[MODEL_TYPE])?,
             experts: source.count(&EXPERTS)?,
@@ -123,11 +115,7 @@ impl ModelConfig {
     /// [`CheckpointError::UnsupportedActivation`] or [`CheckpointError::BadActivation`].
     pub fn activation(&self, gated: bool) -> Result<Activation, CheckpointError> {
         let limit = self.swiglu_limit.as_ref().map(|k| k.value);
-        let oai = Activation::SwiGluOai {
-            alpha: OAI_ALPHA,
-            beta: OAI_BETA,
-            limit: limit.unwrap_or(OAI_LIMIT),
-        };
+        let oai = Activation::SwiGluOai { alpha: OAI_ALPHA, beta: OAI_BETA, limit: limit.unwrap_or(OAI_LIMIT) };
         let activation = match &self.activation {
             _ if self.model_type() == Some("gpt_oss") => oai,
             None if gated => Activation::SwiGlu { limit },
@@ -137,10 +125,7 @@ impl ModelConfig {
                 "swigluoai" => oai,
                 "relu2" => Activation::Relu2,
                 _ => {
-                    return Err(CheckpointError::UnsupportedActivation {
-                        key,
-                        found: value.clone(),
-                    });
+                    return Err(CheckpointError::UnsupportedActivation { key, found: value.clone() });
                 }
             },
         };
@@ -148,20 +133,12 @@ impl ModelConfig {
     }
 
     /// As [`Self::activation`], checked against the projections that the layer's experts have.
-    pub(super) fn activation_of(
-        &self,
-        layer: usize,
-        gated: bool,
-    ) -> Result<Activation, CheckpointError> {
+    pub(super) fn activation_of(&self, layer: usize, gated: bool) -> Result<Activation, CheckpointError> {
         let activation = self.activation(gated)?;
         if activation.is_gated() == gated {
             return Ok(activation);
         }
-        let tensors = if gated {
-            "experts with a gate projection"
-        } else {
-            "experts without a gate projection"
-        };
+        let tensors = if gated { "experts with a gate projection" } else { "experts without a gate projection" };
         let said = self.activation.as_ref().or(self.model_type.as_ref());
         Err(CheckpointError::ConfigMismatch {
             layer,
@@ -175,12 +152,7 @@ impl ModelConfig {
         self.experts.as_ref().map_or(EXPERTS[0], |k| k.key)
     }
 
-    pub(super) fn check_sizes(
-        &self,
-        layer: usize,
-        hidden: usize,
-        intermediate: usize,
-    ) -> Result<(), CheckpointError> {
+    pub(super) fn check_sizes(&self, layer: usize, hidden: usize, intermediate: usize) -> Result<(), CheckpointError> {
         for (said, found) in [(&self.hidden, hidden), (&self.intermediate, intermediate)] {
             if let Some(Keyed { key, value }) = said
                 && *value != found
@@ -223,21 +195,15 @@ impl<'a> Source<'a> {
     }
 
     fn count(&self, keys: &[&'static str]) -> Result<Option<Keyed<usize>>, CheckpointError> {
-        self.convert(self.find(keys), "a whole number, not negative", |value| {
-            usize::try_from(value.as_u64()?).ok()
-        })
+        self.convert(self.find(keys), "a whole number, not negative", |value| usize::try_from(value.as_u64()?).ok())
     }
 
     fn number(&self, key: &'static str) -> Result<Option<Keyed<f32>>, CheckpointError> {
-        self.convert(self.find(&[key]), "a number", |value| {
-            Some(value.as_f64()? as f32)
-        })
+        self.convert(self.find(&[key]), "a number", |value| Some(value.as_f64()? as f32))
     }
 
     fn text(&self, keys: &[&'static str]) -> Result<Option<Keyed<String>>, CheckpointError> {
-        self.convert(self.find(keys), "a string", |value| {
-            value.as_str().map(str::to_owned)
-        })
+        self.convert(self.find(keys), "a string", |value| value.as_str().map(str::to_owned))
     }
 
     fn convert<T>(
@@ -251,12 +217,7 @@ impl<'a> Source<'a> {
         };
         match convert(value) {
             Some(value) => Ok(Some(Keyed { key, value })),
-            None => Err(CheckpointError::BadConfig {
-                path: self.path.clone(),
-                key,
-                found: brief(value),
-                must,
-            }),
+            None => Err(CheckpointError::BadConfig { path: self.path.clone(), key, found: brief(value), must }),
         }
     }
 }

@@ -193,30 +193,19 @@ pub(super) fn parse(name: &str) -> Option<ExpertTensorName<'_>> {
         }
         after_layers = component == "layers";
     }
-    Some(ExpertTensorName {
-        module,
-        layer: layer?,
-        rest,
-        expert: expert_part(rest),
-    })
+    Some(ExpertTensorName { module, layer: layer?, rest, expert: expert_part(rest) })
 }
 
 fn expert_part(rest: &str) -> Option<ExpertPart> {
     let (expert, rest) = rest.split_once('.')?;
     let (projection, part) = rest.split_once('.')?;
     let (names, projection) = ProjectionNames::parse(projection)?;
-    Some(ExpertPart {
-        expert: number(expert)?,
-        names,
-        projection,
-        part: Part::parse(part),
-    })
+    Some(ExpertPart { expert: number(expert)?, names, projection, part: Part::parse(part) })
 }
 
 /// A number as it is written in a name: digits, no sign, no leading zeros.
 fn number(text: &str) -> Option<usize> {
-    let plain =
-        text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
+    let plain = text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
     plain.then(|| text.parse().ok()).flatten()
 }
 
@@ -277,11 +266,7 @@ mod tests {
             let parsed = parse(name).unwrap();
             assert_eq!((parsed.module, parsed.layer), (module, layer), "{name}");
             let found = parsed.expert.unwrap();
-            assert_eq!(
-                (found.expert, found.projection, found.part),
-                (expert, projection, Some(part)),
-                "{name}"
-            );
+            assert_eq!((found.expert, found.projection, found.part), (expert, projection, Some(part)), "{name}");
         }
     }
 
@@ -305,12 +290,7 @@ mod tests {
 
     #[test]
     fn tensors_of_all_experts_together_have_no_expert() {
-        for rest in [
-            "gate_up_proj_blocks",
-            "07.up_proj.weight",
-            "0.fc1.weight",
-            "-1.up_proj.weight",
-        ] {
+        for rest in ["gate_up_proj_blocks", "07.up_proj.weight", "0.fc1.weight", "-1.up_proj.weight"] {
             let name = format!("model.layers.0.mlp.experts.{rest}");
             let parsed = parse(&name).unwrap();
             assert_eq!((parsed.rest, parsed.expert), (rest, None));

@@ -43,10 +43,7 @@ impl Shards {
         mut visit: impl FnMut(&str, TensorId, &TensorEntry),
     ) -> Result<Self, CheckpointError> {
         let files = Files::find(path)?;
-        let mut shards = Self {
-            files: Vec::with_capacity(files.paths.len()),
-            tensors: Vec::new(),
-        };
+        let mut shards = Self { files: Vec::with_capacity(files.paths.len()), tensors: Vec::new() };
         let mut by_name: HashMap<String, TensorId> = HashMap::new();
         for path in &files.paths {
             let (file, metadata) = MappedFile::open(path)?;
@@ -149,9 +146,7 @@ impl Files {
             }
         }
         if paths.is_empty() {
-            return Err(CheckpointError::NoSafetensors {
-                path: path.to_owned(),
-            });
+            return Err(CheckpointError::NoSafetensors { path: path.to_owned() });
         }
         paths.sort();
         for file in &paths {
@@ -164,23 +159,16 @@ impl Files {
         let index = ShardIndex::read(path)?;
         for (name, file) in &index.shards {
             if !file.is_file() {
-                return Err(CheckpointError::MissingShard {
-                    named_by: index.path,
-                    shard: name.clone(),
-                });
+                return Err(CheckpointError::MissingShard { named_by: index.path, shard: name.clone() });
             }
         }
-        Ok(Self {
-            paths: index.shards.values().cloned().collect(),
-            index: Some(index),
-        })
+        Ok(Self { paths: index.shards.values().cloned().collect(), index: Some(index) })
     }
 }
 
 /// Without an index only the file names tell that a shard is missing: `…-00001-of-00003.safetensors`.
 fn check_siblings(path: &Path) -> Result<(), CheckpointError> {
-    let Some((stem, number, total)) = path.file_name().and_then(|n| n.to_str()).and_then(numbered)
-    else {
+    let Some((stem, number, total)) = path.file_name().and_then(|n| n.to_str()).and_then(numbered) else {
         return Ok(());
     };
     let digits = number.len();
@@ -194,18 +182,13 @@ fn check_siblings(path: &Path) -> Result<(), CheckpointError> {
     let count: usize = total.parse().unwrap_or(0);
     match (1..=count).find(|&shard| !exists(shard)) {
         None => Ok(()),
-        Some(missing) => Err(CheckpointError::MissingShard {
-            named_by: path.to_owned(),
-            shard: name(missing),
-        }),
+        Some(missing) => Err(CheckpointError::MissingShard { named_by: path.to_owned(), shard: name(missing) }),
     }
 }
 
 /// `model-00001-of-00003.safetensors` as `("model", "00001", "00003")`.
 fn numbered(file_name: &str) -> Option<(&str, &str, &str)> {
-    let (rest, total) = file_name
-        .strip_suffix(".safetensors")?
-        .rsplit_once("-of-")?;
+    let (rest, total) = file_name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     (digits(number) && digits(total)).then_some((stem, number, total))
@@ -232,15 +215,10 @@ impl ShardIndex {
             if source.is_data() {
                 CheckpointError::BadIndex {
                     path: path.clone(),
-                    reason: format!(
-                        "expected a weight_map from tensor names to file names, got: {source}"
-                    ),
+                    reason: format!("expected a weight_map from tensor names to file names, got: {source}"),
                 }
             } else {
-                CheckpointError::BadJson {
-                    path: path.clone(),
-                    source,
-                }
+                CheckpointError::BadJson { path: path.clone(), source }
             }
         })?;
         let mut shards = BTreeMap::new();
@@ -248,9 +226,7 @@ impl ShardIndex {
             if shards.contains_key(shard) {
                 continue;
             }
-            let inside = Path::new(shard)
-                .components()
-                .all(|c| matches!(c, Component::Normal(_)));
+            let inside = Path::new(shard).components().all(|c| matches!(c, Component::Normal(_)));
             if shard.is_empty() || !inside {
                 return Err(CheckpointError::BadIndex {
                     path,
@@ -259,11 +235,7 @@ impl ShardIndex {
             }
             shards.insert(shard.clone(), path.with_file_name(shard));
         }
-        Ok(Self {
-            path,
-            weight_map,
-            shards,
-        })
+        Ok(Self { path, weight_map, shards })
     }
 
     /// The file that holds a tensor; `None` when the index does not list the tensor.
@@ -280,11 +252,7 @@ impl ShardIndex {
             .min();
         match lost {
             None => Ok(()),
-            Some((tensor, shard)) => Err(CheckpointError::MissingFromShard {
-                tensor,
-                index: self.path,
-                shard,
-            }),
+            Some((tensor, shard)) => Err(CheckpointError::MissingFromShard { tensor, index: self.path, shard }),
         }
     }
 }

@@ -58,7 +58,9 @@ pub enum CallError {
         tokens: usize,
     },
     /// An address is not aligned.
-    #[error("{argument} is at address {address:#x}, which is not a multiple of {alignment}; align it, since the kernels load that many bytes at once")]
+    #[error(
+        "{argument} is at address {address:#x}, which is not a multiple of {alignment}; align it, since the kernels load that many bytes at once"
+    )]
     Misaligned {
         /// Which argument.
         argument: &'static str,
@@ -78,7 +80,9 @@ pub enum CallError {
         must: &'static str,
     },
     /// The workspace was made for a smaller plan.
-    #[error("the workspace has {found_bytes} bytes, but the layer's plan needs {needed_bytes}; make it from the largest plan")]
+    #[error(
+        "the workspace has {found_bytes} bytes, but the layer's plan needs {needed_bytes}; make it from the largest plan"
+    )]
     Workspace {
         /// Its bytes.
         found_bytes: u64,

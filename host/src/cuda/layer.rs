@@ -1,49 +1,15 @@
 //! A layer's packed weights in device memory, its workspace, and the forward.
 
 use nvfp4_moe_device::params::ExpertScales;
-use thiserror::Error;
 
 use super::call::{self, Call, CallError};
 use super::engine::Engine;
-use crate::checkpoint::{CheckpointError, RawExpert, RawMatrix};
+use crate::checkpoint::{RawExpert, RawMatrix};
 use crate::driver::{DeviceBuffer, DriverError, Stream, StreamHandle};
+use crate::load::{LoadError, check_expert};
 use crate::plan::Plan;
 use crate::schedule::{self, CallAddresses, Schedule, Stage, StagedExpert};
-use crate::weights::{ExpertSource, SourceError};
-
-/// A layer that could not be loaded.
-#[derive(Debug, Error)]
-pub enum LoadError {
-    /// An expert's tensors could not be had.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// An expert's tensors do not fit.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A matrix has another size than planned.
-    #[error("expert {expert}: {matrix} is {} x {}, but the plan says {} x {}", .found.0, .found.1, .planned.0, .planned.1)]
-    Matrix {
-        /// Global id of the expert.
-        expert: usize,
-        /// gate, up or down.
-        matrix: &'static str,
-        /// Rows and columns found.
-        found: (usize, usize),
-        /// Rows and columns planned.
-        planned: (usize, usize),
-    },
-    /// The expert has a gate where the activation has none, or the reverse.
-    #[error("expert {expert} has {} gate matrix, but the activation {} one; give the activation that the model was made for", if *.found { "a" } else { "no" }, if *.found { "has none and would ignore" } else { "needs" })]
-    Gate {
-        /// Global id of the expert.
-        expert: usize,
-        /// Whether a gate was found.
-        found: bool,
-    },
-    /// The driver failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-}
+use crate::weights::ExpertSource;
 
 /// One layer of one rank: packed weights in device memory, and the plan that runs them.
 #[derive(Debug)]
@@ -86,29 +52,6 @@ impl Staging {
     }
 }
 
-fn check_expert(expert: &RawExpert<'_>, id: usize, plan: &Plan) -> Result<(), LoadError> {
-    let shape = &plan.spec().shape;
-    let gated = plan.spec().activation.is_gated();
-    if expert.gate.is_some() != gated {
-        return Err(LoadError::Gate { expert: id, found: !gated });
-    }
-    let wide = (shape.intermediate, shape.hidden);
-    let matrices = [
-        ("gate", expert.gate.as_ref(), wide),
-        ("up", Some(&expert.up), wide),
-        ("down", Some(&expert.down), (shape.hidden, shape.intermediate)),
-    ];
-    for (name, matrix, planned) in matrices {
-        let Some(matrix) = matrix else { continue };
-        let found = (matrix.rows, matrix.cols);
-        if found != planned {
-            return Err(LoadError::Matrix { expert: id, matrix: name, found, planned });
-        }
-        matrix.check_scales()?;
-    }
-    Ok(())
-}
-
 impl MoeLayer {
     /// Packs the plan's experts into device memory, one expert at a time: beside the packed weights only one expert's
     /// raw tensors are ever on the device. `progress` is told (experts done, experts in all).
@@ -125,11 +68,10 @@ impl MoeLayer {
         let weights = DeviceBuffer::alloc(engine.device(), plan.weights_bytes() as usize)?;
         let stream = Stream::new(engine.device())?;
         let staging = Staging::new(engine, plan)?;
-        let mut scales = Vec::with_capacity(experts.count);
+        let mut scales: Vec<ExpertScales> = Vec::with_capacity(experts.count);
         for (local, id) in experts.ids().enumerate() {
-            let expert = source.expert(id)?;
-            check_expert(&expert, id, plan)?;
-            scales.push(expert.scales());
+            let expert = source.expert(id).map_err(|source| LoadError::Source { expert: id, source })?;
+            scales.push(check_expert(plan.spec(), id, &expert, scales.first())?);
             let staged = staging.upload_expert(&expert)?;
             for launch in schedule::pack_expert(plan, weights.address(), local, &staged) {
                 // SAFETY: the plan sizes the weights, the checks above the staged matrices; both outlive the

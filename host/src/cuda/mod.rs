@@ -7,4 +7,4 @@ mod layer;
 
 pub use call::{Call, CallError, DeviceTokens};
 pub use engine::Engine;
-pub use layer::{LoadError, MoeLayer, Workspace};
+pub use layer::{MoeLayer, Workspace};

@@ -19,20 +19,12 @@ pub(super) struct Stored {
 
 impl Stored {
     pub(super) fn scalar(value: f32) -> Self {
-        Self {
-            dtype: Dtype::F32,
-            shape: vec![],
-            data: value.to_le_bytes().to_vec(),
-        }
+        Self { dtype: Dtype::F32, shape: vec![], data: value.to_le_bytes().to_vec() }
     }
 
     pub(super) fn filled(dtype: Dtype, shape: &[usize], byte: u8) -> Self {
         let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
-        Self {
-            dtype,
-            shape: shape.to_vec(),
-            data: vec![byte; bytes],
-        }
+        Self { dtype, shape: shape.to_vec(), data: vec![byte; bytes] }
     }
 }
 
@@ -52,17 +44,9 @@ pub(super) const MODELOPT: Style = Style {
     projections: ["gate_proj", "up_proj", "down_proj"],
     reciprocal: false,
 };
-pub(super) const COMPRESSED: Style = Style {
-    before: "model.language_model.layers.",
-    reciprocal: true,
-    ..MODELOPT
-};
-pub(super) const DEEPSEEK_V4: Style = Style {
-    before: "layers.",
-    after: ".ffn.experts.",
-    projections: ["w1", "w3", "w2"],
-    reciprocal: false,
-};
+pub(super) const COMPRESSED: Style = Style { before: "model.language_model.layers.", reciprocal: true, ..MODELOPT };
+pub(super) const DEEPSEEK_V4: Style =
+    Style { before: "layers.", after: ".ffn.experts.", projections: ["w1", "w3", "w2"], reciprocal: false };
 pub(super) const NEMOTRON: Style = Style {
     before: "backbone.layers.",
     after: ".mixer.experts.",
@@ -87,13 +71,7 @@ impl Builder {
         Self::sized(style, layers, experts, HIDDEN, INTERMEDIATE)
     }
 
-    pub(super) fn sized(
-        style: Style,
-        layers: &[usize],
-        experts: usize,
-        hidden: usize,
-        intermediate: usize,
-    ) -> Self {
+    pub(super) fn sized(style: Style, layers: &[usize], experts: usize, hidden: usize, intermediate: usize) -> Self {
         let mut builder = Self::default();
         for layer in layers {
             for expert in 0..experts {
@@ -101,11 +79,7 @@ impl Builder {
                     if projection.is_empty() {
                         continue;
                     }
-                    let (rows, cols) = if at == 2 {
-                        (hidden, intermediate)
-                    } else {
-                        (intermediate, hidden)
-                    };
+                    let (rows, cols) = if at == 2 { (hidden, intermediate) } else { (intermediate, hidden) };
                     let Style { before, after, .. } = style;
                     let name = format!("{before}{layer}{after}{expert}.{projection}");
                     let byte = (expert * 3 + at) as u8;
@@ -120,10 +94,7 @@ impl Builder {
         let codes = Stored::filled(Dtype::U8, &[rows, cols / 2], byte);
         let scales = Stored::filled(Dtype::F8_E4M3, &[rows, cols.div_ceil(16)], 0x38);
         let globals = if reciprocal {
-            let one = |value: f32| Stored {
-                shape: vec![1],
-                ..Stored::scalar(1.0 / value)
-            };
+            let one = |value: f32| Stored { shape: vec![1], ..Stored::scalar(1.0 / value) };
             [
                 ("weight_packed", codes),
                 ("weight_global_scale", one(WEIGHT_SCALE)),

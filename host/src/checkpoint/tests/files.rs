@@ -36,10 +36,7 @@ fn shards_open_without_an_index() {
     assert_eq!(Checkpoint::open(directory.path()).unwrap().files(), 3);
     fs::remove_file(directory.path().join(shard_name(2, 3))).unwrap();
     let error = open_error(directory.path());
-    assert!(
-        matches!(&error, CheckpointError::MissingShard { shard, .. } if *shard == shard_name(2, 3)),
-        "{error}"
-    );
+    assert!(matches!(&error, CheckpointError::MissingShard { shard, .. } if *shard == shard_name(2, 3)), "{error}");
 }
 
 #[test]
@@ -57,10 +54,7 @@ fn a_missing_shard_is_named() {
     fs::remove_file(directory.path().join(shard_name(1, 3))).unwrap();
     let error = open_error(directory.path());
     assert!(matches!(error, CheckpointError::MissingShard { .. }));
-    assert_says(
-        &error,
-        &["model.safetensors.index.json", &shard_name(1, 3), "fetch"],
-    );
+    assert_says(&error, &["model.safetensors.index.json", &shard_name(1, 3), "fetch"]);
 }
 
 #[test]
@@ -74,10 +68,7 @@ fn an_index_that_promises_too_much_is_named() {
     fs::write(index_path(&rewritten), index).unwrap();
     // Tensors were dealt out anew, so that only their names count here.
     let error = open_error(rewritten.path());
-    assert!(
-        matches!(error, CheckpointError::MissingFromShard { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, CheckpointError::MissingFromShard { .. }), "{error}");
 }
 
 #[test]
@@ -89,29 +80,17 @@ fn the_index_decides_between_two_tensors_of_one_name() {
     let path = directory.path().join("model-extra.safetensors");
     write_tensors(&path, &extra);
     let text = fs::read_to_string(index_path(&directory)).unwrap();
-    let with_extra = text.replace(
-        "\"weight_map\":{",
-        "\"weight_map\":{\"other\":\"model-extra.safetensors\",",
-    );
+    let with_extra = text.replace("\"weight_map\":{", "\"weight_map\":{\"other\":\"model-extra.safetensors\",");
     fs::write(index_path(&directory), with_extra).unwrap();
     let checkpoint = Checkpoint::open(directory.path()).unwrap();
     assert_eq!(checkpoint.files(), 3);
-    let gate = checkpoint
-        .layer(0)
-        .unwrap()
-        .expert(0)
-        .unwrap()
-        .gate
-        .unwrap();
+    let gate = checkpoint.layer(0).unwrap().expert(0).unwrap().gate.unwrap();
     assert_eq!(gate.input_scale, Some(0.5));
 
     drop(checkpoint);
     fs::remove_file(index_path(&directory)).unwrap();
     let error = open_error(directory.path());
-    assert!(
-        matches!(&error, CheckpointError::DuplicateTensor { tensor, .. } if tensor == name),
-        "{error}"
-    );
+    assert!(matches!(&error, CheckpointError::DuplicateTensor { tensor, .. } if tensor == name), "{error}");
     assert_says(&error, &["model-extra.safetensors", "index"]);
 }
 
@@ -121,14 +100,8 @@ fn broken_indices_are_named() {
         ("{", "not valid JSON"),
         ("{}", "weight_map"),
         (r#"{"weight_map": {"a": 1}}"#, "weight_map"),
-        (
-            r#"{"weight_map": {"a": "../model.safetensors"}}"#,
-            "inside the directory",
-        ),
-        (
-            r#"{"weight_map": {"a": "/model.safetensors"}}"#,
-            "inside the directory",
-        ),
+        (r#"{"weight_map": {"a": "../model.safetensors"}}"#, "inside the directory"),
+        (r#"{"weight_map": {"a": "/model.safetensors"}}"#, "inside the directory"),
         (r#"{"weight_map": {"a": ""}}"#, "inside the directory"),
     ] {
         let directory = small().write_sharded(2);
@@ -159,14 +132,7 @@ fn every_truncation_is_named() {
                 if e == expected as u64 && found == length as u64),
             "{length}: {error}"
         );
-        assert_says(
-            &error,
-            &[
-                "model.safetensors is truncated",
-                &expected.to_string(),
-                &length.to_string(),
-            ],
-        );
+        assert_says(&error, &["model.safetensors is truncated", &expected.to_string(), &length.to_string()]);
     }
 }
 
@@ -185,61 +151,27 @@ fn broken_headers_are_named() {
         ("{", 0),
         ("not json", 0),
         ("[]", 0),
-        (
-            r#"{"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}"#,
-            4,
-        ),
-        (
-            r#"{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}"#,
-            8,
-        ),
-        (
-            r#"{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#,
-            5,
-        ),
-        (
-            r#"{"a": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#,
-            5,
-        ),
-        (
-            r#"{"a": {"dtype": "F64", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}"#,
-            4,
-        ),
+        (r#"{"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}}"#, 4),
+        (r#"{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}"#, 8),
+        (r#"{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#, 5),
+        (r#"{"a": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#, 5),
+        (r#"{"a": {"dtype": "F64", "shape": [4611686018427387904, 4], "data_offsets": [0, 4]}}"#, 4),
     ] {
         let error = header_error(header, data);
-        assert!(
-            matches!(error, CheckpointError::BadHeader { .. }),
-            "{header}: {error}"
-        );
-        assert_says(
-            &error,
-            &["model.safetensors", "not a valid safetensors file"],
-        );
+        assert!(matches!(error, CheckpointError::BadHeader { .. }), "{header}: {error}");
+        assert_says(&error, &["model.safetensors", "not a valid safetensors file"]);
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     fs::write(&path, [0xff; 64]).unwrap();
-    assert!(matches!(
-        open_error(&path),
-        CheckpointError::BadHeader { .. }
-    ));
+    assert!(matches!(open_error(&path), CheckpointError::BadHeader { .. }));
 }
 
 #[test]
 fn byte_ranges_that_do_not_fit_are_named() {
     let header = r#"{"a.b": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 20]}}"#;
     let error = header_error(header, 20);
-    assert!(
-        matches!(
-            error,
-            CheckpointError::WrongByteCount {
-                expected: 24,
-                found: 20,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, CheckpointError::WrongByteCount { expected: 24, found: 20, .. }), "{error}");
     assert_says(&error, &["tensor a.b", "24", "20"]);
 }
 
@@ -269,9 +201,6 @@ fn opening_changes_nothing() {
 #[test]
 fn tensors_of_other_modules_do_not_matter() {
     let mut builder = small();
-    builder.set(
-        "model.embed_tokens.weight",
-        Stored::filled(Dtype::I64, &[0, 7], 0),
-    );
+    builder.set("model.embed_tokens.weight", Stored::filled(Dtype::I64, &[0, 7], 0));
     assert!(Checkpoint::open(builder.write().path()).is_ok());
 }

@@ -3,15 +3,11 @@
 use std::path::PathBuf;
 
 use crate::activation::Activation;
-use crate::checkpoint::{
-    Checkpoint, ExpertFormat, HiddenStates, InputScales, LayerInputs, NamingStyle,
-};
+use crate::checkpoint::{Checkpoint, ExpertFormat, HiddenStates, InputScales, LayerInputs, NamingStyle};
 use crate::shape::ExpertRange;
 
 fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/golden")
-        .join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
 }
 
 struct Expected {
@@ -37,12 +33,7 @@ const GOLDEN: [Expected; 5] = [
         topk: 2,
         tokens: 64,
         limit: None,
-        scales: [
-            0.000_392_368_85,
-            0.001_697_358_7,
-            0.000_161_307_2,
-            0.004_022_507_5,
-        ],
+        scales: [0.000_392_368_85, 0.001_697_358_7, 0.000_161_307_2, 0.004_022_507_5],
     },
     Expected {
         name: "deepseek_v3",
@@ -53,12 +44,7 @@ const GOLDEN: [Expected; 5] = [
         topk: 4,
         tokens: 64,
         limit: None,
-        scales: [
-            0.000_621_977_3,
-            0.001_883_370_6,
-            0.000_517_345_6,
-            0.018_880_209,
-        ],
+        scales: [0.000_621_977_3, 0.001_883_370_6, 0.000_517_345_6, 0.018_880_209],
     },
     Expected {
         name: "ragged",
@@ -69,12 +55,7 @@ const GOLDEN: [Expected; 5] = [
         topk: 1,
         tokens: 33,
         limit: None,
-        scales: [
-            0.000_383_649_55,
-            0.001_790_364_6,
-            0.000_197_637_65,
-            0.003_580_729_2,
-        ],
+        scales: [0.000_383_649_55, 0.001_790_364_6, 0.000_197_637_65, 0.003_580_729_2],
     },
     Expected {
         name: "deepseek_v4_named",
@@ -85,12 +66,7 @@ const GOLDEN: [Expected; 5] = [
         topk: 4,
         tokens: 64,
         limit: Some(10.0),
-        scales: [
-            0.000_621_977_3,
-            0.001_883_370_6,
-            0.000_517_345_6,
-            0.018_880_209,
-        ],
+        scales: [0.000_621_977_3, 0.001_883_370_6, 0.000_517_345_6, 0.018_880_209],
     },
     Expected {
         name: "compressed_tensors",
@@ -110,46 +86,21 @@ fn golden_checkpoints_open() {
     for expected in GOLDEN {
         let name = expected.name;
         let checkpoint = Checkpoint::open(golden(name)).unwrap();
-        assert_eq!(
-            (checkpoint.files(), checkpoint.topk()),
-            (1, Some(expected.topk)),
-            "{name}"
-        );
-        let [info] = checkpoint.layers() else {
-            panic!("{name}: {:?}", checkpoint.layers())
-        };
+        assert_eq!((checkpoint.files(), checkpoint.topk()), (1, Some(expected.topk)), "{name}");
+        let [info] = checkpoint.layers() else { panic!("{name}: {:?}", checkpoint.layers()) };
         assert_eq!(info.index, 0);
-        assert_eq!(
-            (info.style, &info.format),
-            (Some(expected.style), &ExpertFormat::Nvfp4),
-            "{name}"
-        );
+        assert_eq!((info.style, &info.format), (Some(expected.style), &ExpertFormat::Nvfp4), "{name}");
         assert_eq!(
             (info.hidden, info.intermediate, info.experts, info.gated),
-            (
-                expected.hidden,
-                expected.intermediate,
-                expected.experts,
-                true
-            ),
+            (expected.hidden, expected.intermediate, expected.experts, true),
             "{name}"
         );
-        assert_eq!(
-            (info.l1_input_scales, info.l2_input_scales),
-            (InputScales::All, InputScales::All),
-            "{name}"
-        );
+        assert_eq!((info.l1_input_scales, info.l2_input_scales), (InputScales::All, InputScales::All), "{name}");
         let elems = expected.experts * 3 * expected.hidden * expected.intermediate;
         assert_eq!(info.nvfp4_bytes, (elems / 2 + elems / 16) as u64, "{name}");
 
         let layer = checkpoint.layer(0).unwrap();
-        assert_eq!(
-            layer.activation(),
-            Activation::SwiGlu {
-                limit: expected.limit
-            },
-            "{name}"
-        );
+        assert_eq!(layer.activation(), Activation::SwiGlu { limit: expected.limit }, "{name}");
         for e in 0..expected.experts {
             let expert = layer.expert(e).unwrap();
             let gate = expert.gate.unwrap();
@@ -197,14 +148,8 @@ fn golden_static_scales() {
     let layer = checkpoint.layer(0).unwrap();
     let all = layer.static_input_scales(ExpertRange::all(8)).unwrap();
     assert!(all.l1_all_equal && !all.gate_up_differ);
-    assert!(
-        all.l2.iter().any(|&scale| scale != all.l2[0]),
-        "{:?}",
-        all.l2
-    );
-    let part = layer
-        .static_input_scales(ExpertRange { first: 3, count: 2 })
-        .unwrap();
+    assert!(all.l2.iter().any(|&scale| scale != all.l2[0]), "{:?}", all.l2);
+    let part = layer.static_input_scales(ExpertRange { first: 3, count: 2 }).unwrap();
     assert_eq!((&part.l1[..], &part.l2[..]), (&all.l1[3..5], &all.l2[3..5]));
     assert!(checkpoint.layers()[0].l1_all_equal);
 }
@@ -213,14 +158,9 @@ fn golden_static_scales() {
 fn golden_inputs_open() {
     for expected in GOLDEN {
         let inputs = LayerInputs::open(golden(expected.name).join("io.safetensors")).unwrap();
-        assert_eq!(
-            (inputs.tokens, inputs.hidden_size, inputs.topk),
-            (expected.tokens, expected.hidden, expected.topk)
-        );
+        assert_eq!((inputs.tokens, inputs.hidden_size, inputs.topk), (expected.tokens, expected.hidden, expected.topk));
         let elems = expected.tokens * expected.hidden;
-        let HiddenStates::Bf16(hidden) = &inputs.hidden else {
-            panic!("{:?}", inputs.hidden)
-        };
+        let HiddenStates::Bf16(hidden) = &inputs.hidden else { panic!("{:?}", inputs.hidden) };
         assert_eq!(hidden.len(), elems);
         assert_eq!(inputs.topk_ids.len(), expected.tokens * expected.topk);
         let experts = 0..expected.experts as i32;

@@ -14,17 +14,8 @@ use crate::checkpoint::{CheckpointError, HiddenStates, LayerInputs, OutputData, 
 const TOKENS: usize = 3;
 const HIDDEN: usize = 4;
 
-fn stored<const N: usize, T: Copy>(
-    dtype: Dtype,
-    shape: &[usize],
-    data: &[T],
-    bytes: impl Fn(T) -> [u8; N],
-) -> Stored {
-    Stored {
-        dtype,
-        shape: shape.to_vec(),
-        data: data.iter().flat_map(|&x| bytes(x)).collect(),
-    }
+fn stored<const N: usize, T: Copy>(dtype: Dtype, shape: &[usize], data: &[T], bytes: impl Fn(T) -> [u8; N]) -> Stored {
+    Stored { dtype, shape: shape.to_vec(), data: data.iter().flat_map(|&x| bytes(x)).collect() }
 }
 
 fn good() -> BTreeMap<String, Stored> {
@@ -32,18 +23,9 @@ fn good() -> BTreeMap<String, Stored> {
     let ids = [0, 1, -1, 7, 2, 2];
     let weights = [0.5f32, 0.25, 1.0, -1.0, 0.0, 3.0];
     BTreeMap::from([
-        (
-            "hidden".to_owned(),
-            stored(Dtype::BF16, &[TOKENS, HIDDEN], &hidden, bf16::to_le_bytes),
-        ),
-        (
-            "topk_ids".to_owned(),
-            stored(Dtype::I32, &[TOKENS, 2], &ids, i32::to_le_bytes),
-        ),
-        (
-            "topk_weights".to_owned(),
-            stored(Dtype::F32, &[TOKENS, 2], &weights, f32::to_le_bytes),
-        ),
+        ("hidden".to_owned(), stored(Dtype::BF16, &[TOKENS, HIDDEN], &hidden, bf16::to_le_bytes)),
+        ("topk_ids".to_owned(), stored(Dtype::I32, &[TOKENS, 2], &ids, i32::to_le_bytes)),
+        ("topk_weights".to_owned(), stored(Dtype::F32, &[TOKENS, 2], &weights, f32::to_le_bytes)),
     ])
 }
 
@@ -60,10 +42,7 @@ fn every_allowed_dtype_is_read() {
     let mut tensors = good();
     let (_directory, inputs) = open(&tensors);
     let inputs = inputs.unwrap();
-    assert_eq!(
-        (inputs.tokens, inputs.hidden_size, inputs.topk),
-        (TOKENS, HIDDEN, 2)
-    );
+    assert_eq!((inputs.tokens, inputs.hidden_size, inputs.topk), (TOKENS, HIDDEN, 2));
     assert_eq!(inputs.topk_ids, [0, 1, -1, 7, 2, 2]);
     assert_eq!(inputs.topk_weights, [0.5, 0.25, 1.0, -1.0, 0.0, 3.0]);
     assert_eq!(inputs.expected("hidden").unwrap()[5], 1.25);
@@ -71,18 +50,9 @@ fn every_allowed_dtype_is_read() {
     let hidden: Vec<_> = (0..12).map(|i| f16::from_f32(i as f32)).collect();
     let ids = [0i64, -1, i64::from(i32::MAX), i64::from(i32::MIN), 4, 5];
     let weights = [0.5, 2.0, 1.0, -1.0, 0.0, 3.0].map(bf16::from_f32);
-    tensors.insert(
-        "hidden".to_owned(),
-        stored(Dtype::F16, &[TOKENS, HIDDEN], &hidden, f16::to_le_bytes),
-    );
-    tensors.insert(
-        "topk_ids".to_owned(),
-        stored(Dtype::I64, &[TOKENS, 2], &ids, i64::to_le_bytes),
-    );
-    tensors.insert(
-        "topk_weights".to_owned(),
-        stored(Dtype::BF16, &[TOKENS, 2], &weights, bf16::to_le_bytes),
-    );
+    tensors.insert("hidden".to_owned(), stored(Dtype::F16, &[TOKENS, HIDDEN], &hidden, f16::to_le_bytes));
+    tensors.insert("topk_ids".to_owned(), stored(Dtype::I64, &[TOKENS, 2], &ids, i64::to_le_bytes));
+    tensors.insert("topk_weights".to_owned(), stored(Dtype::BF16, &[TOKENS, 2], &weights, bf16::to_le_bytes));
     let (_directory, inputs) = open(&tensors);
     let inputs = inputs.unwrap();
     assert_eq!(inputs.hidden, HiddenStates::F16(hidden));
@@ -94,25 +64,13 @@ fn every_allowed_dtype_is_read() {
 #[test]
 fn no_tokens_are_inputs_too() {
     let tensors = BTreeMap::from([
-        (
-            "hidden".to_owned(),
-            Stored::filled(Dtype::BF16, &[0, HIDDEN], 0),
-        ),
-        (
-            "topk_ids".to_owned(),
-            Stored::filled(Dtype::I64, &[0, 2], 0),
-        ),
-        (
-            "topk_weights".to_owned(),
-            Stored::filled(Dtype::F32, &[0, 2], 0),
-        ),
+        ("hidden".to_owned(), Stored::filled(Dtype::BF16, &[0, HIDDEN], 0)),
+        ("topk_ids".to_owned(), Stored::filled(Dtype::I64, &[0, 2], 0)),
+        ("topk_weights".to_owned(), Stored::filled(Dtype::F32, &[0, 2], 0)),
     ]);
     let (_directory, inputs) = open(&tensors);
     let inputs = inputs.unwrap();
-    assert_eq!(
-        (inputs.tokens, inputs.topk, inputs.topk_ids.len()),
-        (0, 2, 0)
-    );
+    assert_eq!((inputs.tokens, inputs.topk, inputs.topk_ids.len()), (0, 2, 0));
 }
 
 #[test]
@@ -123,19 +81,9 @@ fn wrong_inputs_are_named() {
         open(&tensors).1.unwrap_err()
     };
     for (name, dtype, shape, says) in [
-        (
-            "hidden",
-            Dtype::F32,
-            vec![TOKENS, HIDDEN],
-            ["BF16 or F16", "F32"],
-        ),
+        ("hidden", Dtype::F32, vec![TOKENS, HIDDEN], ["BF16 or F16", "F32"]),
         ("topk_ids", Dtype::U8, vec![TOKENS, 2], ["I32 or I64", "U8"]),
-        (
-            "topk_weights",
-            Dtype::F64,
-            vec![TOKENS, 2],
-            ["F32 or BF16", "F64"],
-        ),
+        ("topk_weights", Dtype::F64, vec![TOKENS, 2], ["F32 or BF16", "F64"]),
         ("hidden", Dtype::BF16, vec![12], ["[T, H]", "[12]"]),
         ("topk_ids", Dtype::I32, vec![4, 2], ["[3, k]", "[4, 2]"]),
         ("topk_weights", Dtype::F32, vec![2, 2], ["[3, 2]", "[2, 2]"]),
@@ -155,37 +103,20 @@ fn missing_inputs_and_large_ids_are_named() {
     assert_says(&error, &["topk_ids", "io.safetensors", "hidden"]);
 
     let ids = [0i64, 1, 2, 3, 1 << 31, 5];
-    tensors.insert(
-        "topk_ids".to_owned(),
-        stored(Dtype::I64, &[TOKENS, 2], &ids, i64::to_le_bytes),
-    );
+    tensors.insert("topk_ids".to_owned(), stored(Dtype::I64, &[TOKENS, 2], &ids, i64::to_le_bytes));
     let error = open(&tensors).1.unwrap_err();
-    assert!(
-        matches!(error, CheckpointError::IdOutOfRange { token: 2, choice: 0, value, .. } if value == 1 << 31)
-    );
+    assert!(matches!(error, CheckpointError::IdOutOfRange { token: 2, choice: 0, value, .. } if value == 1 << 31));
 }
 
 #[test]
 fn expected_tensors_are_checked() {
     let mut tensors = good();
-    tensors.insert(
-        "short".to_owned(),
-        Stored::filled(Dtype::F32, &[2, HIDDEN], 0),
-    );
-    tensors.insert(
-        "ints".to_owned(),
-        Stored::filled(Dtype::I32, &[TOKENS, HIDDEN], 0),
-    );
+    tensors.insert("short".to_owned(), Stored::filled(Dtype::F32, &[2, HIDDEN], 0));
+    tensors.insert("ints".to_owned(), Stored::filled(Dtype::I32, &[TOKENS, HIDDEN], 0));
     let (_directory, inputs) = open(&tensors);
     let inputs = inputs.unwrap();
-    assert_says(
-        &inputs.expected("short").unwrap_err(),
-        &["short", "[3, 4]", "[2, 4]"],
-    );
-    assert_says(
-        &inputs.expected("ints").unwrap_err(),
-        &["ints", "F32, BF16 or F16", "I32"],
-    );
+    assert_says(&inputs.expected("short").unwrap_err(), &["short", "[3, 4]", "[2, 4]"]);
+    assert_says(&inputs.expected("ints").unwrap_err(), &["ints", "F32, BF16 or F16", "I32"]);
     assert_says(&inputs.expected("none").unwrap_err(), &["none", "topk_ids"]);
 }
 
@@ -202,32 +133,15 @@ fn outputs_are_written_whole_or_not_at_all() {
         let out = file.tensor("out").unwrap();
         (out.dtype(), out.shape().to_vec(), out.data().to_vec())
     };
-    assert_eq!(
-        read(&path),
-        (
-            Dtype::F32,
-            vec![2, 3],
-            bytemuck::cast_slice(&values).to_vec()
-        )
-    );
+    assert_eq!(read(&path), (Dtype::F32, vec![2, 3], bytemuck::cast_slice(&values).to_vec()));
     // An existing file is replaced.
     write_output(&path, "out", &[3, 2], OutputData::Bf16(&halves)).unwrap();
-    assert_eq!(
-        read(&path),
-        (
-            Dtype::BF16,
-            vec![3, 2],
-            bytemuck::cast_slice(&halves).to_vec()
-        )
-    );
+    assert_eq!(read(&path), (Dtype::BF16, vec![3, 2], bytemuck::cast_slice(&halves).to_vec()));
     write_output(&path, "out", &[0, 2], OutputData::F32(&[])).unwrap();
     assert_eq!(read(&path), (Dtype::F32, vec![0, 2], vec![]));
 
     let error = write_output(&path, "out", &[2, 2], OutputData::F32(&values)).unwrap_err();
-    assert!(matches!(
-        error,
-        CheckpointError::WrongOutput { elements: 6, .. }
-    ));
+    assert!(matches!(error, CheckpointError::WrongOutput { elements: 6, .. }));
     let taken = directory.path().join("taken");
     fs::create_dir_all(taken.join("inside")).unwrap();
     let error = write_output(&taken, "out", &[6], OutputData::F32(&values)).unwrap_err();

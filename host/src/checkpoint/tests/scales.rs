@@ -13,10 +13,7 @@ fn expert_name(rest: &str) -> String {
 fn unusual_global_scales_are_taken_as_they_are() {
     for value in [2400.0, 1e-6, f32::MIN_POSITIVE, 1e-40, f32::MAX] {
         let mut builder = Builder::new(MODELOPT, &[0], 2);
-        builder.set(
-            &expert_name("up_proj.weight_scale_2"),
-            Stored::scalar(value),
-        );
+        builder.set(&expert_name("up_proj.weight_scale_2"), Stored::scalar(value));
         builder.set(&expert_name("up_proj.input_scale"), Stored::scalar(value));
         let (_directory, checkpoint) = builder.open();
         let up = checkpoint.layer(0).unwrap().expert(1).unwrap().up;
@@ -37,19 +34,11 @@ fn bad_global_scales_are_named() {
                 let layer = checkpoint.layer(0).unwrap();
                 assert!(layer.expert(0).is_ok());
                 let error = layer.expert(1).unwrap_err();
-                assert!(
-                    matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name),
-                    "{error}"
-                );
-                assert_says(
-                    &error,
-                    &[&name, &format!("{value:?}"), "finite and above 0"],
-                );
+                assert!(matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name), "{error}");
+                assert_says(&error, &[&name, &format!("{value:?}"), "finite and above 0"]);
                 if part == "input_scale" {
                     let error = layer.static_input_scales(ExpertRange::all(2)).unwrap_err();
-                    assert!(
-                        matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name)
-                    );
+                    assert!(matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name));
                 }
             }
         }
@@ -69,10 +58,7 @@ fn reciprocal_scales_are_inverted_and_checked() {
         builder.set(name, Stored::scalar(value));
         let (_directory, checkpoint) = builder.open();
         let error = checkpoint.layer(0).unwrap().expert(1).unwrap_err();
-        assert!(
-            matches!(&error, CheckpointError::BadScale { tensor, .. } if tensor == name),
-            "{error}"
-        );
+        assert!(matches!(&error, CheckpointError::BadScale { tensor, .. } if tensor == name), "{error}");
         assert_says(&error, &[name, "reciprocal"]);
     }
 }
@@ -85,57 +71,32 @@ fn missing_input_scales_are_none_and_named_when_wanted() {
     let (_directory, checkpoint) = builder.open();
     let layer = checkpoint.layer(0).unwrap();
     let info = layer.info();
-    assert_eq!(
-        (info.l1_input_scales, info.l2_input_scales),
-        (InputScales::All, InputScales::Some)
-    );
+    assert_eq!((info.l1_input_scales, info.l2_input_scales), (InputScales::All, InputScales::Some));
     assert!(info.l1_all_equal);
     assert_eq!(layer.expert(1).unwrap().down.input_scale, None);
     assert_eq!(layer.expert(0).unwrap().down.input_scale, Some(INPUT_SCALE));
     let error = layer.static_input_scales(ExpertRange::all(3)).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::StaticScalesMissing { tensor } if *tensor == missing)
-    );
+    assert!(matches!(&error, CheckpointError::StaticScalesMissing { tensor } if *tensor == missing));
     assert_says(&error, &[&missing, "per-token"]);
     // A rank that does not hold the expert can have static scales.
-    assert!(
-        layer
-            .static_input_scales(ExpertRange { first: 2, count: 1 })
-            .is_ok()
-    );
+    assert!(layer.static_input_scales(ExpertRange { first: 2, count: 1 }).is_ok());
 
     builder.remove_all("input_scale");
     let (_directory, checkpoint) = builder.open();
     let info = &checkpoint.layers()[0];
-    assert_eq!(
-        (info.l1_input_scales, info.l2_input_scales),
-        (InputScales::None, InputScales::None)
-    );
+    assert_eq!((info.l1_input_scales, info.l2_input_scales), (InputScales::None, InputScales::None));
     assert!(!info.l1_all_equal);
 }
 
 #[test]
 fn the_larger_of_gate_and_up_is_used() {
     for (style, prefix, part, stored) in [
-        (
-            MODELOPT,
-            "model.layers.0",
-            "input_scale",
-            INPUT_SCALE * 1.25,
-        ),
-        (
-            COMPRESSED,
-            "model.language_model.layers.0",
-            "input_global_scale",
-            1.0 / (INPUT_SCALE * 1.25),
-        ),
+        (MODELOPT, "model.layers.0", "input_scale", INPUT_SCALE * 1.25),
+        (COMPRESSED, "model.language_model.layers.0", "input_global_scale", 1.0 / (INPUT_SCALE * 1.25)),
     ] {
         for projection in ["gate_proj", "up_proj"] {
             let mut builder = Builder::new(style, &[0], 2);
-            builder.set(
-                &format!("{prefix}.mlp.experts.1.{projection}.{part}"),
-                Stored::scalar(stored),
-            );
+            builder.set(&format!("{prefix}.mlp.experts.1.{projection}.{part}"), Stored::scalar(stored));
             let (_directory, checkpoint) = builder.open();
             let info = &checkpoint.layers()[0];
             assert!(info.gate_up_differ && !info.l1_all_equal);
@@ -144,9 +105,7 @@ fn the_larger_of_gate_and_up_is_used() {
             assert_eq!(scales.l1, [INPUT_SCALE, INPUT_SCALE * 1.25]);
             assert_eq!(scales.l2, [INPUT_SCALE; 2]);
             assert!(scales.gate_up_differ && !scales.l1_all_equal);
-            let first = layer
-                .static_input_scales(ExpertRange { first: 0, count: 1 })
-                .unwrap();
+            let first = layer.static_input_scales(ExpertRange { first: 0, count: 1 }).unwrap();
             assert!(!first.gate_up_differ && first.l1_all_equal);
         }
     }
@@ -156,20 +115,9 @@ fn the_larger_of_gate_and_up_is_used() {
 fn ranges_beyond_the_layer_are_refused() {
     let (_directory, checkpoint) = Builder::new(MODELOPT, &[0], 2).open();
     let layer = checkpoint.layer(0).unwrap();
-    let error = layer
-        .static_input_scales(ExpertRange { first: 1, count: 2 })
-        .unwrap_err();
-    assert!(matches!(
-        error,
-        CheckpointError::ExpertNotFound {
-            expert: 2,
-            have: 2,
-            ..
-        }
-    ));
-    let none = layer
-        .static_input_scales(ExpertRange { first: 2, count: 0 })
-        .unwrap();
+    let error = layer.static_input_scales(ExpertRange { first: 1, count: 2 }).unwrap_err();
+    assert!(matches!(error, CheckpointError::ExpertNotFound { expert: 2, have: 2, .. }));
+    let none = layer.static_input_scales(ExpertRange { first: 2, count: 0 }).unwrap();
     assert!(none.l1.is_empty() && none.l1_all_equal);
 }
 
@@ -189,14 +137,7 @@ fn bad_block_scales_are_found_wherever_they_are() {
                 if *tensor == name && (*r, *b, *x) == (row, block, byte)),
             "{error}"
         );
-        assert_says(
-            &error,
-            &[
-                &name,
-                &format!("{byte:#04x}"),
-                &format!("row {row}, block {block}"),
-            ],
-        );
+        assert_says(&error, &[&name, &format!("{byte:#04x}"), &format!("row {row}, block {block}")]);
     }
 }
 
@@ -218,12 +159,7 @@ fn every_allowed_block_scale_passes_and_every_other_fails() {
             };
             match matrix.check_scales() {
                 Ok(()) => assert!(byte <= 0x7e),
-                Err(CheckpointError::BadScaleByte {
-                    row,
-                    block,
-                    byte: found,
-                    ..
-                }) => {
+                Err(CheckpointError::BadScaleByte { row, block, byte: found, .. }) => {
                     assert_eq!((row * 41 + block, found), (at, byte));
                     assert!(byte > 0x7e);
                 }

@@ -53,8 +53,7 @@ fn a_model_of_280_thousand_tensors_is_read_in_one_pass() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     let mut file = File::create(&path).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes())
-        .unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
     file.set_len((8 + header.len() + end) as u64).unwrap();
 
@@ -64,11 +63,6 @@ fn a_model_of_280_thousand_tensors_is_read_in_one_pass() {
     assert_eq!(naming::PARSED.with(std::cell::Cell::get), TENSORS);
     assert_eq!(checkpoint.tensors(), TENSORS);
     assert_eq!(checkpoint.layers().len(), LAYERS);
-    assert!(
-        checkpoint
-            .layers()
-            .iter()
-            .all(|info| info.experts == EXPERTS)
-    );
+    assert!(checkpoint.layers().iter().all(|info| info.experts == EXPERTS));
     assert_eq!(naming::PARSED.with(std::cell::Cell::get), TENSORS);
 }
