@@ -8,3 +8,14 @@
 
 pub mod format;
 pub mod kernels;
+pub mod params;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+
+/// Device code never panics: every bound is checked by construction, and this must be unreachable.
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: ends the grid with an error that the driver reports.
+    unsafe { core::arch::nvptx::trap() }
+}

@@ -7,9 +7,10 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use nvfp4_moe::activation::Activation;
-use nvfp4_moe::cpu::{Isa, LayerSpec, MoeLayer, Workspace};
-use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows};
+use nvfp4_moe::cpu::{Isa, MoeLayer, Workspace};
+use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows, ScaleMode};
 use nvfp4_moe::shape::{ExpertRange, MoeShape};
+use nvfp4_moe::spec::LayerSpec;
 use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -22,9 +23,10 @@ fn layer() -> MoeLayer {
     let experts = RandomExperts::new(SHAPE, true, RandomInputScales::SharedFirst, 1);
     let spec = LayerSpec {
         shape: SHAPE,
-        range: ExpertRange::all(SHAPE.experts),
+        experts: ExpertRange::all(SHAPE.experts),
         activation: Activation::SwiGlu { limit: None },
-        scale_mode: None,
+        scales: ScaleMode::Static,
+        shared_l1_scale: true,
     };
     MoeLayer::load(&spec, &experts, &mut |_, _| {}).expect("random experts fit")
 }

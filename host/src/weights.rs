@@ -5,7 +5,7 @@ use nvfp4_moe_device::kernels::activation::{ActivationParams, KIND_RELU2, KIND_S
 use rand::{Rng, RngCore, SeedableRng, rngs::StdRng};
 
 use crate::activation::Activation;
-use crate::checkpoint::{RawExpert, RawMatrix};
+use crate::checkpoint::{LayerView, Origin, RawExpert, RawMatrix};
 use crate::shape::{MoeShape, ShapeError};
 
 /// Why a source could not give an expert.
@@ -80,6 +80,7 @@ impl RandomExperts {
             scales: &self.scales[scale_start..][..rows * cols / BLOCK],
             weight_scale: unit * rng.random_range(0.8..1.25),
             input_scale,
+            origin: Origin::default(),
         }
     }
 }
@@ -109,5 +110,11 @@ impl From<Activation> for ActivationParams {
             Activation::SwiGluOai { alpha, beta, limit } => Self { kind: KIND_SWIGLU_OAI, limit, alpha, beta },
             Activation::Relu2 => Self { kind: KIND_RELU2, limit: f32::INFINITY, alpha: 1.0, beta: 0.0 },
         }
+    }
+}
+
+impl ExpertSource for LayerView<'_> {
+    fn expert(&self, global_index: usize) -> Result<RawExpert<'_>, SourceError> {
+        Ok(LayerView::expert(self, global_index)?)
     }
 }

@@ -6,18 +6,20 @@
 //!
 //! ```
 //! use nvfp4_moe::activation::Activation;
-//! use nvfp4_moe::cpu::{LayerSpec, MoeLayer, Workspace};
-//! use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows};
+//! use nvfp4_moe::cpu::{MoeLayer, Workspace};
+//! use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows, ScaleMode};
 //! use nvfp4_moe::shape::{ExpertRange, MoeShape};
+//! use nvfp4_moe::spec::LayerSpec;
 //! use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 //!
 //! let shape = MoeShape::new(64, 32, 4, 2)?;
 //! let experts = RandomExperts::new(shape, true, RandomInputScales::Missing, 0);
 //! let spec = LayerSpec {
 //!     shape,
-//!     range: ExpertRange::all(shape.experts),
+//!     experts: ExpertRange::all(shape.experts),
 //!     activation: Activation::SwiGlu { limit: None },
-//!     scale_mode: None,
+//!     scales: ScaleMode::PerToken,
+//!     shared_l1_scale: false,
 //! };
 //! let layer = MoeLayer::load(&spec, &experts, &mut |_done, _total| {})?;
 //! let mut workspace = Workspace::new(&layer, 16);
@@ -38,29 +40,15 @@ mod workspace;
 use nvfp4_moe_device::format::packed::LayerLayout;
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
 use nvfp4_moe_device::kernels::activation::ActivationParams;
+use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
 
-use crate::activation::Activation;
-use crate::io::{Inputs, LengthError, OutputRows, ScaleMode};
-use crate::shape::{ExpertRange, MoeShape};
+use crate::io::{Inputs, LengthError, OutputRows};
+use crate::shape::MoeShape;
+use crate::spec::LayerSpec;
 
 pub use kernel::Isa;
-pub use load::LoadError;
 pub use workspace::Workspace;
-
-/// What a layer is, apart from its weights.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LayerSpec {
-    /// Sizes, all ranks together.
-    pub shape: MoeShape,
-    /// The experts that are loaded here.
-    pub range: ExpertRange,
-    /// Between the two products.
-    pub activation: Activation,
-    /// Scales of quantized activations; `None`: [`ScaleMode::Static`] where every expert carries its input scales,
-    /// otherwise [`ScaleMode::PerToken`].
-    pub scale_mode: Option<ScaleMode>,
-}
 
 /// Why a forward did not start. Nothing has been written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -81,18 +69,6 @@ pub enum ForwardError {
     OtherLayer,
 }
 
-/// Global scales of one expert, decode scales all.
-#[derive(Debug, Clone, Copy)]
-struct ExpertScales {
-    gate_weight: f32,
-    up_weight: f32,
-    down_weight: f32,
-    /// Of the input of the first product; used in the static mode only.
-    first_input: f32,
-    /// Of the input of the second product; used in the static mode only.
-    second_input: f32,
-}
-
 /// A cache line of packed weights: gives the buffer its alignment.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
@@ -100,47 +76,25 @@ struct Line([u8; 64]);
 
 /// One layer's experts, packed for the CPU.
 pub struct MoeLayer {
-    shape: MoeShape,
-    range: ExpertRange,
+    spec: LayerSpec,
     params: ActivationParams,
-    scale_mode: ScaleMode,
     layout: LayerLayout<CpuTile>,
     experts: Vec<ExpertScales>,
-    /// A token's quantized hidden state is the same for all its experts.
-    shares_input: bool,
     weights: Vec<Line>,
     isa: Isa,
 }
 
 impl std::fmt::Debug for MoeLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MoeLayer")
-            .field("shape", &self.shape)
-            .field("range", &self.range)
-            .field("params", &self.params)
-            .field("scale_mode", &self.scale_mode)
-            .field("isa", &self.isa)
-            .finish_non_exhaustive()
+        f.debug_struct("MoeLayer").field("spec", &self.spec).field("isa", &self.isa).finish_non_exhaustive()
     }
 }
 
 impl MoeLayer {
-    /// Sizes of the layer.
+    /// What the layer computes.
     #[must_use]
-    pub const fn shape(&self) -> MoeShape {
-        self.shape
-    }
-
-    /// The experts that are here.
-    #[must_use]
-    pub const fn range(&self) -> ExpertRange {
-        self.range
-    }
-
-    /// Where activation scales come from.
-    #[must_use]
-    pub const fn scale_mode(&self) -> ScaleMode {
-        self.scale_mode
+    pub const fn spec(&self) -> &LayerSpec {
+        &self.spec
     }
 
     /// Bytes of the packed weights.
@@ -176,7 +130,7 @@ impl MoeLayer {
         mut out: OutputRows<'_>,
         accumulate: bool,
     ) -> Result<(), ForwardError> {
-        let MoeShape { hidden, topk, .. } = self.shape;
+        let MoeShape { hidden, topk, .. } = self.spec.shape;
         let tokens = inputs.checked_tokens(hidden, topk)?;
         LengthError::check("output", out.len(), tokens * hidden)?;
         workspace.check(self, tokens)?;

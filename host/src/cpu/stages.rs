@@ -101,7 +101,7 @@ impl MoeLayer {
             workspace;
         route(self, inputs, routing, active, panels);
         let routed = Routed { routing, active, panels };
-        let (slots, hidden, intermediate) = (routed.slots(), self.shape.hidden, self.shape.intermediate);
+        let (slots, hidden, intermediate) = (routed.slots(), self.spec.shape.hidden, self.spec.shape.intermediate);
         if slots > 0 {
             let tokens = inputs.topk_ids.len() / inputs.topk;
             let (token_scales, slot_scales) = (&mut token_scales[..tokens], &mut slot_scales[..slots]);
@@ -118,8 +118,8 @@ impl MoeLayer {
 
     /// Global scale of each token's hidden state; not used where it is the expert's.
     fn scale_tokens(&self, rows: &HiddenRows<'_>, scales: &mut [f32]) {
-        let blocks = self.shape.hidden / BLOCK;
-        match self.scale_mode {
+        let blocks = self.spec.shape.hidden / BLOCK;
+        match self.spec.scales {
             ScaleMode::Static => {}
             ScaleMode::PerToken => scales.par_iter_mut().enumerate().for_each(|(token, scale)| {
                 let amax = (token * blocks..(token + 1) * blocks).map(|block| amax(&rows.block(block))).max();
@@ -134,8 +134,8 @@ impl MoeLayer {
 
     /// Global scale of the hidden state that a slot of this expert and token reads.
     fn first_scale(&self, expert: usize, token: usize, token_scales: &[f32]) -> f32 {
-        match self.scale_mode {
-            ScaleMode::Static => self.experts[expert].first_input,
+        match self.spec.scales {
+            ScaleMode::Static => self.experts[expert].l1_input,
             ScaleMode::PerToken | ScaleMode::PerTensor => token_scales[token],
         }
     }
@@ -149,9 +149,9 @@ impl MoeLayer {
         token_blocks: &mut [ActBlock],
         slot_blocks: &mut [ActBlock],
     ) {
-        let (isa, blocks) = (self.isa, self.shape.hidden / BLOCK);
-        let topk = self.shape.topk;
-        if self.shares_input {
+        let (isa, blocks) = (self.isa, self.spec.shape.hidden / BLOCK);
+        let topk = self.spec.shape.topk;
+        if self.spec.quantizes_tokens() {
             // All experts have the same scale, so expert 0's is everyone's.
             token_blocks[..token_scales.len() * blocks]
                 .par_iter_mut()
@@ -168,7 +168,7 @@ impl MoeLayer {
         fill_panels(routed, blocks, &mut slot_blocks[..routed.slots() * blocks], |expert, slot, block| {
             let token = routed.routing.slot_token[slot] as usize;
             let at = token * blocks + block;
-            if self.shares_input {
+            if self.spec.quantizes_tokens() {
                 token_blocks[at]
             } else {
                 isa.quantize(&rows.block(at), self.first_scale(expert, token, token_scales))
@@ -178,15 +178,15 @@ impl MoeLayer {
 
     /// Global scale of each slot's h.
     fn scale_slots(&self, routed: Routed<'_>, h: &[f32], scales: &mut [f32]) {
-        match self.scale_mode {
+        match self.spec.scales {
             ScaleMode::Static => {
                 for &expert in routed.active {
                     let ExpertSlots { first, count } = routed.routing.expert_slots(expert as usize);
-                    scales[first..first + count].fill(self.experts[expert as usize].second_input);
+                    scales[first..first + count].fill(self.experts[expert as usize].l2_input);
                 }
             }
             ScaleMode::PerToken => {
-                let intermediate = self.shape.intermediate;
+                let intermediate = self.spec.shape.intermediate;
                 scales.par_iter_mut().enumerate().for_each(|(slot, scale)| {
                     let expert = routed.routing.expert_offset.partition_point(|first| *first as usize <= slot) - 1;
                     let slots = routed.routing.expert_slots(expert);
@@ -205,7 +205,7 @@ impl MoeLayer {
 
     /// Quantizes h into the panels.
     fn quantize_h(&self, routed: Routed<'_>, h: &[f32], scales: &[f32], slot_blocks: &mut [ActBlock]) {
-        let (isa, intermediate) = (self.isa, self.shape.intermediate);
+        let (isa, intermediate) = (self.isa, self.spec.shape.intermediate);
         fill_panels(routed, intermediate / BLOCK, slot_blocks, |expert, slot, block| {
             let slots = routed.routing.expert_slots(expert);
             isa.quantize(tile_at(h, slots.value_index(intermediate, slot, block * BLOCK)), scales[slot])
@@ -215,7 +215,7 @@ impl MoeLayer {
     /// `h = activate(gate, up)`, for every slot.
     fn multiply_l1(&self, routed: Routed<'_>, blocks: &[ActBlock], token_scales: &[f32], h: &mut [f32]) {
         let (layout, matrix) = (self.layout, self.layout.l1());
-        self.multiply(routed, self.shape.intermediate, h, |expert, tile, slots, h| {
+        self.multiply(routed, self.spec.shape.intermediate, h, |expert, tile, slots, h| {
             let weights = &self.packed()[layout.l1_offset(expert)..][..matrix.bytes()];
             let up = row_tile(matrix, weights, layout.l1_row(Half::Up, tile * ROWS));
             let gate = layout.gated.then(|| row_tile(matrix, weights, layout.l1_row(Half::Gate, tile * ROWS)));
@@ -223,7 +223,7 @@ impl MoeLayer {
             let mut gate_sums: PanelTile = [[0.0; ROWS]; PANEL_SLOTS];
             let mut up_sums: PanelTile = [[0.0; ROWS]; PANEL_SLOTS];
             for (panel, h) in h.chunks_mut(PANEL_SLOTS).enumerate() {
-                let acts = panel_blocks(slots, panel, self.shape.hidden / BLOCK, blocks);
+                let acts = panel_blocks(slots, panel, self.spec.shape.hidden / BLOCK, blocks);
                 if let Some(gate) = gate {
                     self.isa.multiply(gate, acts, h.len(), &mut gate_sums);
                 }
@@ -231,7 +231,7 @@ impl MoeLayer {
                 for (i, h) in h.iter_mut().enumerate() {
                     let token = routed.routing.slot_token[slots.panel_first(panel) + i] as usize;
                     let g = self.first_scale(expert, token, token_scales);
-                    let (gate, up) = ((&gate_sums[i], g * scales.gate_weight), (&up_sums[i], g * scales.up_weight));
+                    let (gate, up) = ((&gate_sums[i], g * scales.gate), (&up_sums[i], g * scales.up));
                     *h = self.isa.activate(&self.params, gate, up);
                 }
             }
@@ -241,15 +241,15 @@ impl MoeLayer {
     /// `y = down(h)`, for every slot.
     fn multiply_l2(&self, routed: Routed<'_>, blocks: &[ActBlock], slot_scales: &[f32], y: &mut [f32]) {
         let (layout, matrix) = (self.layout, self.layout.l2());
-        self.multiply(routed, self.shape.hidden, y, |expert, tile, slots, y| {
+        self.multiply(routed, self.spec.shape.hidden, y, |expert, tile, slots, y| {
             let weights = &self.packed()[layout.l2_offset(expert)..][..matrix.bytes()];
             let down = row_tile(matrix, weights, tile * ROWS);
             let mut sums: PanelTile = [[0.0; ROWS]; PANEL_SLOTS];
             for (panel, y) in y.chunks_mut(PANEL_SLOTS).enumerate() {
-                let acts = panel_blocks(slots, panel, self.shape.intermediate / BLOCK, blocks);
+                let acts = panel_blocks(slots, panel, self.spec.shape.intermediate / BLOCK, blocks);
                 self.isa.multiply(down, acts, y.len(), &mut sums);
                 for (i, y) in y.iter_mut().enumerate() {
-                    let alpha = slot_scales[slots.panel_first(panel) + i] * self.experts[expert].down_weight;
+                    let alpha = slot_scales[slots.panel_first(panel) + i] * self.experts[expert].down;
                     *y = sums[i].map(|sum| sum * alpha);
                 }
             }
@@ -280,7 +280,7 @@ impl MoeLayer {
 
     /// Sums each token's results in ascending k and writes them out.
     fn combine(&self, routed: Routed<'_>, inputs: &Inputs<'_>, y: &[f32], out: OutputRows<'_>, accumulate: bool) {
-        let hidden = self.shape.hidden;
+        let hidden = self.spec.shape.hidden;
         let token_sums = |token: usize, write: &mut dyn FnMut(Option<(usize, &RowTile)>)| {
             let picks = token * inputs.topk..(token + 1) * inputs.topk;
             let slots = &routed.routing.slot_of[picks.clone()];
@@ -293,7 +293,7 @@ impl MoeLayer {
                     if slot == NOT_LOCAL {
                         continue;
                     }
-                    let expert = inputs.topk_ids[pick] as usize - self.range.first;
+                    let expert = inputs.topk_ids[pick] as usize - self.spec.experts.first;
                     let at = routed.routing.expert_slots(expert).value_index(hidden, slot as usize, row);
                     let weight = inputs.topk_weights[pick];
                     for (sum, y) in sums.iter_mut().zip(tile_at(y, at)) {
@@ -339,10 +339,10 @@ fn write_row<T: Copy>(
 
 /// Routes, and lists the experts that have slots and their panels.
 fn route(layer: &MoeLayer, inputs: &Inputs<'_>, routing: &mut Routing, active: &mut Vec<u32>, panels: &mut Vec<Panel>) {
-    routing.rebuild(inputs.topk_ids, inputs.topk, layer.range);
+    routing.rebuild(inputs.topk_ids, inputs.topk, layer.spec.experts);
     active.clear();
     panels.clear();
-    for expert in 0..layer.range.count {
+    for expert in 0..layer.spec.experts.count {
         let slots = routing.expert_slots(expert);
         if slots.count > 0 {
             active.push(expert as u32);

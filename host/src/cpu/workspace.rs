@@ -26,12 +26,12 @@ struct Sizes {
 
 impl Sizes {
     fn new(layer: &MoeLayer, tokens: usize) -> Self {
-        let MoeShape { hidden, intermediate, topk, .. } = layer.shape;
-        let picks = if layer.range.is_empty() { 0 } else { tokens * topk };
+        let MoeShape { hidden, intermediate, topk, .. } = layer.spec.shape;
+        let picks = if layer.spec.experts.is_empty() { 0 } else { tokens * topk };
         Self {
             picks: tokens * topk,
-            expert_offsets: layer.range.count + 1,
-            token_blocks: if layer.shares_input { tokens * hidden / BLOCK } else { 0 },
+            expert_offsets: layer.spec.experts.count + 1,
+            token_blocks: if layer.spec.quantizes_tokens() { tokens * hidden / BLOCK } else { 0 },
             slot_blocks: picks * hidden.max(intermediate) / BLOCK,
             h: picks * intermediate,
             y: picks * hidden,
@@ -100,12 +100,12 @@ impl Workspace {
         let chunk_tokens = Self::chunk(layer, max_tokens);
         let sizes = Sizes::new(layer, chunk_tokens);
         Self {
-            shape: layer.shape,
-            scale_mode: layer.scale_mode,
+            shape: layer.spec.shape,
+            scale_mode: layer.spec.scales,
             max_tokens,
             chunk_tokens,
             sizes,
-            routing: Routing::with_capacity(sizes.picks, layer.range.count),
+            routing: Routing::with_capacity(sizes.picks, layer.spec.experts.count),
             active: Vec::with_capacity(sizes.expert_offsets),
             panels: Vec::with_capacity(sizes.picks),
             token_scales: vec![0.0; sizes.token_scales],
@@ -140,7 +140,7 @@ impl Workspace {
     }
 
     fn chunk(layer: &MoeLayer, max_tokens: usize) -> usize {
-        match layer.scale_mode {
+        match layer.spec.scales {
             ScaleMode::PerTensor => max_tokens,
             ScaleMode::Static | ScaleMode::PerToken => max_tokens.min(CHUNK_TOKENS),
         }
@@ -151,7 +151,7 @@ impl Workspace {
         if tokens > self.max_tokens {
             return Err(ForwardError::TooManyTokens { got: tokens, max: self.max_tokens });
         }
-        let fits = self.scale_mode == layer.scale_mode && self.sizes == Sizes::new(layer, self.chunk_tokens);
-        if fits && self.shape == layer.shape { Ok(()) } else { Err(ForwardError::OtherLayer) }
+        let fits = self.scale_mode == layer.spec.scales && self.sizes == Sizes::new(layer, self.chunk_tokens);
+        if fits && self.shape == layer.spec.shape { Ok(()) } else { Err(ForwardError::OtherLayer) }
     }
 }

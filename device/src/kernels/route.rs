@@ -1,0 +1,256 @@
+//! Routing: from `topk_ids` to slots sorted by expert, then by (token, k).
+//!
+//! A stable counting sort over chunks of entries (an entry is one (token, k)): `route_count` counts each chunk's
+//! entries for each expert, `route_scan` turns the counts into first slots, `route_place` gives every entry its slot.
+//! Only integer arithmetic and no atomics, so the order is fixed.
+//!
+//! Inside a chunk a warp owns 256 consecutive entries, in 8 groups of 32. Shared memory: one counter for each warp and
+//! expert.
+
+/// Warps of `route_count` and `route_place`.
+pub const WARPS: u32 = 8;
+/// Threads of a block.
+pub const THREADS: u32 = WARPS * 32;
+/// Groups of 32 entries of a warp.
+pub const GROUPS: u32 = 8;
+/// Entries of a chunk: of one block.
+pub const CHUNK_ENTRIES: u32 = WARPS * GROUPS * 32;
+/// Threads of `route_scan`.
+pub const SCAN_THREADS: u32 = 256;
+
+/// Dynamic shared memory of `route_count` and `route_place`, in bytes.
+pub const fn shared_bytes(experts: u32) -> u32 {
+    WARPS * experts * 4
+}
+
+/// Dynamic shared memory of `route_scan`, in bytes: two partial sums for each warp.
+pub const SCAN_SHARED_BYTES: u32 = SCAN_THREADS / 32 * 8;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    #![allow(unreachable_pub, reason = "kernels are exported by name")]
+
+    use super::*;
+    use crate::kernels::device_rows::div_rem;
+    use crate::params::{NO_SLOT, RouteParams};
+    use crate::ptx::shared;
+    use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
+    use crate::ptx::warp::{match_any, shuffle_up, sync_warp};
+
+    /// Local expert of an entry, `NO_SLOT` where it is not here or the entry is beyond the end.
+    #[inline(always)]
+    unsafe fn local_expert(params: &RouteParams, entry: u32, entries: u32) -> u32 {
+        if entry >= entries {
+            return NO_SLOT;
+        }
+        // SAFETY: entry < T * topk.
+        let id = unsafe { *(params.topk_ids as *const i32).add(entry as usize) };
+        // Ids below first_expert wrap to large numbers.
+        let local = (id as u32).wrapping_sub(params.first_expert);
+        if id >= 0 && local < params.experts { local } else { NO_SLOT }
+    }
+
+    #[inline(always)]
+    fn counter(warp: u32, expert: u32, experts: u32) -> u32 {
+        shared::dynamic() + (warp * experts + expert) * 4
+    }
+
+    /// Counts this warp's entries into its counters.
+    #[inline(always)]
+    unsafe fn count_entries(params: &RouteParams, entries: u32, first: u32, warp: u32, lane: u32) {
+        // SAFETY: counters lie in the planned shared memory; each warp touches only its own.
+        unsafe {
+            let mut expert = lane;
+            while expert < params.experts {
+                shared::store_u32(counter(warp, expert, params.experts), 0);
+                expert += 32;
+            }
+            sync_warp();
+            let mut group = 0;
+            while group < GROUPS {
+                let expert = local_expert(params, first + group * 32 + lane, entries);
+                let peers = match_any(expert);
+                if expert != NO_SLOT && peers & ((1 << lane) - 1) == 0 {
+                    let address = counter(warp, expert, params.experts);
+                    shared::store_u32(address, shared::load_u32(address) + peers.count_ones());
+                }
+                sync_warp();
+                group += 1;
+            }
+        }
+    }
+
+    /// Counts the entries of each chunk for each expert.
+    ///
+    /// # Safety
+    /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
+    #[unsafe(no_mangle)]
+    pub unsafe extern "ptx-kernel" fn route_count(params: RouteParams) {
+        // SAFETY: every index is below the sizes documented in RouteParams.
+        unsafe {
+            let (thread, chunk) = (thread_idx_x(), block_idx_x());
+            let entries = params.tokens.get() * params.topk;
+            let first = chunk * CHUNK_ENTRIES + thread / 32 * GROUPS * 32;
+            count_entries(&params, entries, first, thread / 32, thread % 32);
+            sync_threads();
+            let counts = params.chunk_counts as *mut u32;
+            let mut expert = thread;
+            while expert < params.experts {
+                let mut sum = 0;
+                let mut warp = 0;
+                while warp < WARPS {
+                    sum += shared::load_u32(counter(warp, expert, params.experts));
+                    warp += 1;
+                }
+                *counts.add((chunk * params.experts + expert) as usize) = sum;
+                expert += THREADS;
+            }
+        }
+    }
+
+    /// Inclusive sum over the lanes up to this one.
+    #[inline(always)]
+    fn warp_inclusive_sum(mut value: u32, lane: u32) -> u32 {
+        let mut delta = 1;
+        while delta < 32 {
+            let below = shuffle_up(value, delta);
+            if lane >= delta {
+                value += below;
+            }
+            delta *= 2;
+        }
+        value
+    }
+
+    /// Exclusive sums over the block of two values at once, and their totals.
+    #[inline(always)]
+    unsafe fn block_exclusive_sums(values: [u32; 2], thread: u32) -> ([u32; 2], [u32; 2]) {
+        let (warp, lane) = (thread / 32, thread % 32);
+        let inclusive = [warp_inclusive_sum(values[0], lane), warp_inclusive_sum(values[1], lane)];
+        // SAFETY: SCAN_SHARED_BYTES hold two sums for each warp.
+        unsafe {
+            if lane == 31 {
+                shared::store_u32(shared::dynamic() + warp * 8, inclusive[0]);
+                shared::store_u32(shared::dynamic() + warp * 8 + 4, inclusive[1]);
+            }
+            sync_threads();
+            let (mut before, mut total) = ([0; 2], [0; 2]);
+            let mut other = 0;
+            while other < SCAN_THREADS / 32 {
+                let sums = shared::load_v2(shared::dynamic() + other * 8);
+                if other < warp {
+                    before = [before[0] + sums[0], before[1] + sums[1]];
+                }
+                total = [total[0] + sums[0], total[1] + sums[1]];
+                other += 1;
+            }
+            sync_threads();
+            ([before[0] + inclusive[0] - values[0], before[1] + inclusive[1] - values[1]], total)
+        }
+    }
+
+    /// First slot and first token tile of each expert; each chunk's counts become the sums over earlier chunks.
+    ///
+    /// # Safety
+    /// The params' pointers are as documented there; one block of [`SCAN_THREADS`], [`SCAN_SHARED_BYTES`].
+    #[unsafe(no_mangle)]
+    pub unsafe extern "ptx-kernel" fn route_scan(params: RouteParams) {
+        // SAFETY: every index is below the sizes documented in RouteParams.
+        unsafe {
+            let thread = thread_idx_x();
+            let counts = params.chunk_counts as *mut u32;
+            let expert_offset = params.expert_offset as *mut u32;
+            let tile_offset = params.tile_offset as *mut u32;
+            if thread < 2 {
+                *(params.amax_bits as *mut u32).add(thread as usize) = 0;
+            }
+            let mut carry = [0; 2];
+            let mut first = 0;
+            while first < params.experts {
+                let expert = first + thread;
+                let mut slots = 0;
+                if expert < params.experts {
+                    let mut chunk = 0;
+                    while chunk < params.chunks {
+                        let count = counts.add((chunk * params.experts + expert) as usize);
+                        let earlier = slots;
+                        slots += *count;
+                        *count = earlier;
+                        chunk += 1;
+                    }
+                }
+                let tiles = div_rem(slots + params.token_tile - 1, params.token_tile).0;
+                let (before, total) = block_exclusive_sums([slots, tiles], thread);
+                if expert < params.experts {
+                    *expert_offset.add(expert as usize) = carry[0] + before[0];
+                    *tile_offset.add(expert as usize) = carry[1] + before[1];
+                }
+                carry = [carry[0] + total[0], carry[1] + total[1]];
+                first += SCAN_THREADS;
+            }
+            if thread == 0 {
+                *expert_offset.add(params.experts as usize) = carry[0];
+                *tile_offset.add(params.experts as usize) = carry[1];
+            }
+        }
+    }
+
+    /// Gives every entry its slot.
+    ///
+    /// # Safety
+    /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
+    #[unsafe(no_mangle)]
+    pub unsafe extern "ptx-kernel" fn route_place(params: RouteParams) {
+        // SAFETY: every index is below the sizes documented in RouteParams.
+        unsafe {
+            let (thread, chunk) = (thread_idx_x(), block_idx_x());
+            let (warp, lane) = (thread / 32, thread % 32);
+            let entries = params.tokens.get() * params.topk;
+            let first = chunk * CHUNK_ENTRIES + warp * GROUPS * 32;
+            count_entries(&params, entries, first, warp, lane);
+            sync_threads();
+
+            // Counters become the next free slot of each warp and expert.
+            let mut expert = thread;
+            while expert < params.experts {
+                let mut next = *(params.expert_offset as *const u32).add(expert as usize)
+                    + *(params.chunk_counts as *const u32).add((chunk * params.experts + expert) as usize);
+                let mut other = 0;
+                while other < WARPS {
+                    let address = counter(other, expert, params.experts);
+                    let count = shared::load_u32(address);
+                    shared::store_u32(address, next);
+                    next += count;
+                    other += 1;
+                }
+                expert += THREADS;
+            }
+            sync_threads();
+
+            let mut group = 0;
+            while group < GROUPS {
+                let entry = first + group * 32 + lane;
+                let expert = local_expert(&params, entry, entries);
+                let peers = match_any(expert);
+                let earlier = (peers & ((1 << lane) - 1)).count_ones();
+                let mut slot = NO_SLOT;
+                let address = counter(warp, expert, params.experts);
+                let mut next = 0;
+                if expert != NO_SLOT {
+                    next = shared::load_u32(address);
+                    slot = next + earlier;
+                    *(params.slot_token as *mut u32).add(slot as usize) = div_rem(entry, params.topk).0;
+                }
+                if entry < entries {
+                    *(params.entry_slot as *mut u32).add(entry as usize) = slot;
+                }
+                sync_warp();
+                if expert != NO_SLOT && earlier == 0 {
+                    shared::store_u32(address, next + peers.count_ones());
+                }
+                sync_warp();
+                group += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! One function per PTX instruction, no policy. Names follow the PTX ISA; thread, warp and shared are grouped as in
+//! `cuda_std`.
+
+pub mod asynchronous;
+pub mod atomic;
+pub mod global;
+pub mod matrix;
+pub mod shared;
+pub mod thread;
+pub mod warp;

@@ -1,0 +1,38 @@
+//! Special registers and the block barrier.
+
+use core::arch::nvptx;
+
+/// `%tid.x`.
+#[inline(always)]
+pub fn thread_idx_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_thread_idx_x() as u32 }
+}
+
+/// `%ctaid.x`.
+#[inline(always)]
+pub fn block_idx_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_idx_x() as u32 }
+}
+
+/// `%ctaid.y`.
+#[inline(always)]
+pub fn block_idx_y() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_block_idx_y() as u32 }
+}
+
+/// `%nctaid.x`.
+#[inline(always)]
+pub fn grid_dim_x() -> u32 {
+    // SAFETY: reads a special register.
+    unsafe { nvptx::_grid_dim_x() as u32 }
+}
+
+/// `bar.sync 0`: every thread of the block, and what they wrote to shared and global memory before.
+#[inline(always)]
+pub fn sync_threads() {
+    // SAFETY: a barrier touches no memory of ours; that all threads arrive is the kernels' structure.
+    unsafe { nvptx::_syncthreads() }
+}

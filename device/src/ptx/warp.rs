@@ -1,0 +1,46 @@
+//! Instructions among the 32 lanes of a warp; all lanes take part.
+
+use core::arch::asm;
+
+const ALL: u32 = 0xFFFF_FFFF;
+
+/// `match.any.sync.b32`: the lanes whose `value` equals this lane's.
+#[inline(always)]
+pub fn match_any(value: u32) -> u32 {
+    let mask;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("match.any.sync.b32 {0}, {1}, {2};", out(reg32) mask, in(reg32) value, in(reg32) ALL, options(nomem, nostack))
+    };
+    mask
+}
+
+/// `redux.sync.max.u32` (sm_80).
+#[inline(always)]
+pub fn reduce_max(value: u32) -> u32 {
+    let max;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("redux.sync.max.u32 {0}, {1}, {2};", out(reg32) max, in(reg32) value, in(reg32) ALL, options(nomem, nostack))
+    };
+    max
+}
+
+/// `shfl.sync.up.b32`: the value of the lane `delta` below; lanes below `delta` keep their own.
+#[inline(always)]
+pub fn shuffle_up(value: u32, delta: u32) -> u32 {
+    let shuffled;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("shfl.sync.up.b32 {0}, {1}, {2}, 0, {3};",
+            out(reg32) shuffled, in(reg32) value, in(reg32) delta, in(reg32) ALL, options(nomem, nostack))
+    };
+    shuffled
+}
+
+/// `bar.warp.sync`: the lanes of a warp, and what they wrote before.
+#[inline(always)]
+pub fn sync_warp() {
+    // SAFETY: a barrier; no operand touches memory.
+    unsafe { asm!("bar.warp.sync {0};", in(reg32) ALL, options(nostack)) };
+}

@@ -1,0 +1,10 @@
+//! The GPU engine: packs weights into device memory and launches the kernels of a [`Plan`](crate::plan::Plan) on the
+//! caller's stream.
+
+mod call;
+mod engine;
+mod layer;
+
+pub use call::{Call, CallError, DeviceTokens};
+pub use engine::Engine;
+pub use layer::{MoeLayer, Workspace};

@@ -1,0 +1,271 @@
+//! Planning: what a layer needs on a device, to the byte, before anything is allocated or launched.
+//!
+//! [`Plan::new`] is pure: the same layer, limits and tokens give the same plan, with or without a GPU.
+
+use nvfp4_moe_device::format::packed::{LayerLayout, TileOrder};
+use nvfp4_moe_device::format::tile_mma::MmaTile;
+use nvfp4_moe_device::kernels::{grouped_gemm::sm80, route};
+use nvfp4_moe_device::params::ExpertScales;
+use thiserror::Error;
+
+use crate::device_limits::DeviceLimits;
+use crate::shape::ShapeError;
+use crate::spec::LayerSpec;
+
+/// A layer that cannot run on a device, or a request that makes no sense.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlanError {
+    /// A size is not allowed.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// No kernel for this architecture.
+    #[error(
+        "the GPU has compute capability {}.{}, but the kernels need 8.0 or newer (Ampere); use a newer GPU or the CPU \
+         engine (--device cpu)", .found.0, .found.1
+    )]
+    UnsupportedArchitecture {
+        /// Compute capability found.
+        found: (u32, u32),
+    },
+    /// A block's shared memory is too small.
+    #[error(
+        "the GPU gives a block {found_bytes} bytes of shared memory, but {stage} needs {needed_bytes}; use another GPU or the CPU engine"
+    )]
+    SharedMemory {
+        /// Stage that needs it.
+        stage: &'static str,
+        /// Bytes needed.
+        needed_bytes: u64,
+        /// Bytes that a block can have.
+        found_bytes: u64,
+    },
+    /// Weights and workspace do not fit.
+    #[error(
+        "the layer needs {weights_bytes} bytes of packed weights and {workspace_bytes} bytes of workspace, but the GPU \
+         has {total_bytes} bytes; lower max_tokens or spread the experts over more ranks"
+    )]
+    DeviceMemory {
+        /// Packed weights.
+        weights_bytes: u64,
+        /// Workspace.
+        workspace_bytes: u64,
+        /// Memory of the device.
+        total_bytes: u64,
+    },
+    /// More tokens than the kernels can count.
+    #[error(
+        "max_tokens is {max_tokens}, but {limit} tokens are the most that 32-bit indices allow for this layer; split the batch"
+    )]
+    TooManyTokens {
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Most tokens.
+        limit: usize,
+    },
+}
+
+/// One part of the workspace. h and y, and the activations of both GEMMs, share one region each: the one is dead
+/// before the other is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// u32 `[chunks, experts]`: routing counts.
+    ChunkCounts,
+    /// u32 `[experts + 1]`: first slot of each expert.
+    ExpertOffset,
+    /// u32 `[experts + 1]`: first token tile of each expert.
+    TileOffset,
+    /// u32 `[slots]`: token of each slot.
+    SlotToken,
+    /// u32 `[tokens, topk]`: slot of each entry.
+    EntrySlot,
+    /// u32 `[2]`: largest magnitudes, of hidden and of h.
+    Amax,
+    /// f32 `[rows]`: decode scale of each activation row.
+    RowScales,
+    /// f16 `[rows, padded k]`: quantized activations of the GEMM at hand.
+    Activations,
+    /// f32 `[slots, intermediate]`, then `[slots, hidden]`: h, then y.
+    SlotValues,
+}
+
+/// Place of a region in the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpan {
+    /// Which.
+    pub region: Region,
+    /// First byte, a multiple of 256.
+    pub offset: u64,
+    /// Bytes used.
+    pub bytes: u64,
+}
+
+const REGION_ALIGNMENT: u64 = 256;
+
+/// Everything about running one layer on one device, to the byte.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    spec: LayerSpec,
+    limits: DeviceLimits,
+    max_tokens: usize,
+    regions: [RegionSpan; 9],
+    workspace_bytes: u64,
+}
+
+impl Plan {
+    /// Plans `spec` for up to `max_tokens` tokens a call on a device with these limits.
+    ///
+    /// # Errors
+    /// [`PlanError`]: an unsupported architecture, a layer or number of tokens that does not fit.
+    pub fn new(spec: LayerSpec, limits: &DeviceLimits, max_tokens: usize) -> Result<Self, PlanError> {
+        spec.shape.validate()?;
+        if spec.experts.end() > spec.shape.experts {
+            let must = "end at or below the layer's number of experts";
+            return Err(ShapeError { axis: "experts of the rank", got: spec.experts.end(), must }.into());
+        }
+        if limits.compute_capability < (8, 0) {
+            return Err(PlanError::UnsupportedArchitecture { found: limits.compute_capability });
+        }
+        let widest_tile = sm80::TILES.iter().map(|tile| u64::from(tile.shared_bytes())).max().unwrap_or(0);
+        let route_bytes = u64::from(route::shared_bytes(spec.experts.count as u32));
+        for (stage, needed_bytes) in [("grouped_gemm", widest_tile), ("route", route_bytes)] {
+            let found_bytes = u64::from(limits.shared_bytes_per_block);
+            if needed_bytes > found_bytes {
+                return Err(PlanError::SharedMemory { stage, needed_bytes, found_bytes });
+            }
+        }
+        // Entries, and 16-byte chunks of the activations, are counted in 32 bits.
+        let shape = &spec.shape;
+        let widest = shape.hidden.max(shape.intermediate).next_multiple_of(MmaTile::K);
+        let limit = (u32::MAX as usize / 2) / (shape.topk * widest.div_ceil(8));
+        if max_tokens > limit {
+            return Err(PlanError::TooManyTokens { max_tokens, limit });
+        }
+
+        let mut end = 0;
+        let regions = region_bytes(&spec, max_tokens).map(|(region, bytes)| {
+            let span = RegionSpan { region, offset: end, bytes };
+            end = (end + bytes).next_multiple_of(REGION_ALIGNMENT);
+            span
+        });
+        let plan = Self { spec, limits: *limits, max_tokens, regions, workspace_bytes: end };
+        if plan.weights_bytes() + end > limits.total_memory_bytes {
+            return Err(PlanError::DeviceMemory {
+                weights_bytes: plan.weights_bytes(),
+                workspace_bytes: end,
+                total_bytes: limits.total_memory_bytes,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// The layer.
+    #[must_use]
+    pub const fn spec(&self) -> &LayerSpec {
+        &self.spec
+    }
+
+    /// Limits of the device.
+    #[must_use]
+    pub const fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    /// Most tokens of a call.
+    #[must_use]
+    pub const fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    /// Which kernels run, and why.
+    #[must_use]
+    pub fn kernels(&self) -> String {
+        let (major, minor) = self.limits.compute_capability;
+        format!(
+            "portable (f16 mma.sync, exact dequantization), for compute capability 8.0 and newer; this GPU has \
+             {major}.{minor}"
+        )
+    }
+
+    /// Order of the packed weights.
+    #[must_use]
+    pub const fn weights_layout(&self) -> LayerLayout<MmaTile> {
+        let shape = &self.spec.shape;
+        LayerLayout::new(shape.hidden, shape.intermediate, self.spec.experts.count, self.spec.activation.is_gated())
+    }
+
+    /// First byte of the experts' scales, behind the packed weights.
+    #[must_use]
+    pub const fn scales_offset(&self) -> u64 {
+        (self.weights_layout().bytes() as u64).next_multiple_of(REGION_ALIGNMENT)
+    }
+
+    /// Bytes of packed weights and scales.
+    #[must_use]
+    pub const fn weights_bytes(&self) -> u64 {
+        self.scales_offset() + (self.spec.experts.count * size_of::<ExpertScales>()) as u64
+    }
+
+    /// Bytes of the workspace.
+    #[must_use]
+    pub const fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+
+    /// Regions of the workspace, in order.
+    #[must_use]
+    pub const fn regions(&self) -> &[RegionSpan] {
+        &self.regions
+    }
+
+    /// Place of one region.
+    #[must_use]
+    pub fn region(&self, region: Region) -> RegionSpan {
+        self.regions[region as usize]
+    }
+
+    /// Variant of the grouped GEMM for a call with this many tokens: an index into [`sm80::TILES`]. Every variant gives
+    /// the same bits.
+    ///
+    /// The smallest token tile that holds nearly twice the expected slots of an expert, so that few experts need a
+    /// second tile and read their weights again.
+    #[must_use]
+    pub fn tile(&self, tokens: usize) -> usize {
+        let expected = tokens * self.spec.shape.topk * 7 / (self.spec.shape.experts * 4);
+        let fits = |tile: &sm80::TileShape| tile.slots() >= expected;
+        sm80::TILES.iter().position(fits).unwrap_or(sm80::TILES.len() - 1)
+    }
+
+    /// Blocks of a persistent grouped GEMM with this tile: as many as are resident at once.
+    #[must_use]
+    pub fn persistent_blocks(&self, tile: usize) -> u32 {
+        let tile = &sm80::TILES[tile];
+        // A block reserves 1 KiB of shared memory for itself.
+        let by_shared = self.limits.shared_bytes_per_multiprocessor / (tile.shared_bytes() + 1024);
+        let by_registers = self.limits.registers_per_multiprocessor / (sm80::THREADS * tile.registers);
+        let by_threads = self.limits.max_threads_per_multiprocessor / sm80::THREADS;
+        self.limits.multiprocessors * by_shared.min(by_registers).min(by_threads).max(1)
+    }
+}
+
+/// The one list of regions: it both counts and carves.
+fn region_bytes(spec: &LayerSpec, max_tokens: usize) -> [(Region, u64); 9] {
+    let shape = &spec.shape;
+    let slots = max_tokens * shape.topk;
+    let chunks = slots.div_ceil(route::CHUNK_ENTRIES as usize);
+    let l1_rows = if spec.quantizes_tokens() { max_tokens } else { slots };
+    let l1_elems = l1_rows * shape.hidden.next_multiple_of(MmaTile::K);
+    let l2_elems = slots * shape.intermediate.next_multiple_of(MmaTile::K);
+    let experts = spec.experts.count;
+    [
+        (Region::ChunkCounts, chunks * experts * 4),
+        (Region::ExpertOffset, (experts + 1) * 4),
+        (Region::TileOffset, (experts + 1) * 4),
+        (Region::SlotToken, slots * 4),
+        (Region::EntrySlot, slots * 4),
+        (Region::Amax, 2 * 4),
+        (Region::RowScales, l1_rows.max(slots) * 4),
+        (Region::Activations, l1_elems.max(l2_elems) * 2),
+        (Region::SlotValues, slots * shape.hidden.max(shape.intermediate) * 4),
+    ]
+    .map(|(region, bytes)| (region, bytes as u64))
+}
