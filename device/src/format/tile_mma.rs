@@ -80,7 +80,7 @@ pub const fn scale_pairs(word: u32) -> [u32; 2] {
 }
 
 /// Power of two by which [`scale_pairs`] are smaller than the values.
-pub const BLOCK_SCALE_LOG2: i32 = -8;
+pub const BLOCK_SCALE_LOG2: i32 = ue4m3::F16_SCALE_LOG2;
 
 /// What makes a scale of [`scale_pairs`] one of 2^7 times its value: the largest power that keeps 448 an f16.
 pub const SCALE_UP_LOG2: i32 = 15;

@@ -47,3 +47,6 @@ pub fn decode(byte: u8) -> f32 {
     // The byte's exponent field in f32's gives the value times 2^-120, subnormals included.
     f32::from_bits(bits << 20) * f32::from_bits((127 + 120) << 23)
 }
+
+/// Power of two by which an f16 whose bits 7..13 are the byte's is smaller than the byte's value, subnormals included.
+pub const F16_SCALE_LOG2: i32 = -8;
