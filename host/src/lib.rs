@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device_limits;
 pub mod driver;
+pub mod harness;
 pub mod io;
 pub mod load;
 pub mod plan;

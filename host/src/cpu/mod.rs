@@ -104,6 +104,13 @@ impl MoeLayer {
         self.layout.bytes()
     }
 
+    /// Bytes that the packed weights of a layer like this take, loaded or not.
+    #[must_use]
+    pub const fn planned_weight_bytes(spec: &LayerSpec) -> usize {
+        let MoeShape { hidden, intermediate, .. } = spec.shape;
+        LayerLayout::<CpuTile>::new(hidden, intermediate, spec.experts.count, spec.activation.is_gated()).bytes()
+    }
+
     /// The instruction set in use; the fastest one unless [`Self::set_isa`] chose another.
     #[must_use]
     pub const fn isa(&self) -> Isa {
