@@ -102,3 +102,34 @@ fn scale_atoms_are_a_bijection() {
     assert_eq!(scale_atom::unpack4(scale_atom::pack4([1, 2, 3, 4])), [1, 2, 3, 4]);
     assert_eq!(scale_atom::pack4([1, 2, 3, 4]), 0x0403_0201);
 }
+
+#[test]
+fn slot_orders_are_bijections() {
+    use nvfp4_moe_device::format::slots::ExpertSlots;
+    for counts in [vec![1], vec![3, 0, 17, 16, 1], vec![0, 40, 15]] {
+        let total: usize = counts.iter().sum();
+        for blocks in [1, 5, 11] {
+            let rows = blocks * 16;
+            let mut seen_blocks = vec![false; total * blocks];
+            let mut seen_values = vec![false; total * rows];
+            let mut first = 0;
+            for &count in &counts {
+                let slots = ExpertSlots { first, count };
+                for slot in first..first + count {
+                    for block in 0..blocks {
+                        let index = slots.block_index(blocks, slot, block);
+                        assert!(!std::mem::replace(&mut seen_blocks[index], true), "slot {slot}, block {block}");
+                        assert_eq!(slots.block_position(blocks, index), (slot, block));
+                    }
+                    for row in 0..rows {
+                        let index = slots.value_index(rows, slot, row);
+                        assert!(!std::mem::replace(&mut seen_values[index], true), "slot {slot}, row {row}");
+                        assert_eq!(slots.value_position(rows, index), (slot, row));
+                    }
+                }
+                first += count;
+            }
+            assert!(seen_blocks.iter().chain(&seen_values).all(|seen| *seen));
+        }
+    }
+}

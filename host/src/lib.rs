@@ -4,12 +4,15 @@
 
 pub mod activation;
 pub mod checkpoint;
+pub mod cpu;
 pub mod cuda;
 pub mod device_limits;
 pub mod driver;
+pub mod harness;
 pub mod io;
 pub mod load;
 pub mod plan;
+pub mod routing;
 pub mod schedule;
 pub mod shape;
 pub mod spec;

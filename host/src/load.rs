@@ -4,15 +4,23 @@ use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
 
+use crate::activation::ActivationError;
 use crate::checkpoint::{CheckpointError, RawExpert, RawMatrix};
 use crate::driver::DriverError;
 use crate::io::ScaleMode;
+use crate::shape::ShapeError;
 use crate::spec::LayerSpec;
 use crate::weights::SourceError;
 
 /// Why a layer could not be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
+    /// A size that no layer has, or experts that the layer has not.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// An activation parameter without a meaning.
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
     /// The source could not give an expert.
     #[error("expert {expert} could not be read: {source}")]
     Source {

@@ -1,1 +1,3 @@
+//! What the test suites compare the library with.
 
+pub mod reference;

@@ -8,6 +8,7 @@ pub mod e2m1;
 pub mod float16;
 pub mod packed;
 pub mod scale_atom;
+pub mod slots;
 pub mod tile_cpu;
 pub mod tile_mma;
 pub mod ue4m3;

@@ -1,0 +1,157 @@
+//! Everything that a forward needs beside the weights, sized up front.
+
+use nvfp4_moe_device::format::BLOCK;
+
+use super::kernel::ActBlock;
+use super::{ForwardError, MoeLayer};
+use crate::io::ScaleMode;
+use crate::routing::Routing;
+use crate::shape::MoeShape;
+
+/// Tokens that are worked on at a time: larger batches run in several passes, so that the workspace stays small.
+/// Results do not depend on it: only per-tensor scales look at other tokens, and then there is one pass.
+const CHUNK_TOKENS: usize = 2048;
+
+/// Lengths of all buffers, in elements: what is allocated and what [`Workspace::bytes`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sizes {
+    picks: usize,
+    expert_offsets: usize,
+    token_blocks: usize,
+    slot_blocks: usize,
+    h: usize,
+    y: usize,
+    token_scales: usize,
+}
+
+impl Sizes {
+    fn new(layer: &MoeLayer, tokens: usize) -> Self {
+        let MoeShape { hidden, intermediate, topk, .. } = layer.spec.shape;
+        let picks = if layer.spec.experts.is_empty() { 0 } else { tokens * topk };
+        Self {
+            picks: tokens * topk,
+            expert_offsets: layer.spec.experts.count + 1,
+            token_blocks: if layer.spec.quantizes_tokens() { tokens * hidden / BLOCK } else { 0 },
+            slot_blocks: picks * hidden.max(intermediate) / BLOCK,
+            h: picks * intermediate,
+            y: picks * hidden,
+            token_scales: tokens,
+        }
+    }
+
+    const fn bytes(&self) -> usize {
+        // Routing has three numbers a pick; besides it each pick has a scale, a panel's expert and its first slot.
+        (self.token_blocks + self.slot_blocks) * size_of::<ActBlock>()
+            + (self.h + self.y + self.token_scales + self.picks) * size_of::<f32>()
+            + (self.picks * 5 + self.expert_offsets * 2) * size_of::<u32>()
+    }
+}
+
+/// A panel of slots: which expert's, and which of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panel {
+    pub(super) expert: u32,
+    pub(super) index: u32,
+}
+
+/// Memory of a forward, planned for one layer (or several alike) and a largest number of tokens.
+///
+/// One forward at a time uses it; layers of equal sizes and scale mode can share one.
+pub struct Workspace {
+    shape: MoeShape,
+    scale_mode: ScaleMode,
+    max_tokens: usize,
+    chunk_tokens: usize,
+    sizes: Sizes,
+    pub(super) routing: Routing,
+    /// Experts that have slots, ascending.
+    pub(super) active: Vec<u32>,
+    /// Their panels, in the order of the slots.
+    pub(super) panels: Vec<Panel>,
+    /// Global scale of each token's hidden state, `[tokens]`.
+    pub(super) token_scales: Vec<f32>,
+    /// Global scale of each slot's input of the second product, `[slots]`.
+    pub(super) slot_scales: Vec<f32>,
+    /// Quantized hidden states, `[tokens, hidden / 16]`; empty where they differ between experts.
+    pub(super) token_blocks: Vec<ActBlock>,
+    /// Quantized inputs of a product, in panels: `[slots, hidden / 16]`, then `[slots, intermediate / 16]`.
+    pub(super) slot_blocks: Vec<ActBlock>,
+    /// Activated result of the first product, in row tiles, `[slots, intermediate]`.
+    pub(super) h: Vec<f32>,
+    /// Result of the second product, in row tiles, `[slots, hidden]`.
+    pub(super) y: Vec<f32>,
+}
+
+impl std::fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workspace")
+            .field("shape", &self.shape)
+            .field("scale_mode", &self.scale_mode)
+            .field("max_tokens", &self.max_tokens)
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Workspace {
+    /// A workspace for batches of up to `max_tokens` tokens on `layer`, and on others of the same kind.
+    #[must_use]
+    pub fn new(layer: &MoeLayer, max_tokens: usize) -> Self {
+        let chunk_tokens = Self::chunk(layer, max_tokens);
+        let sizes = Sizes::new(layer, chunk_tokens);
+        Self {
+            shape: layer.spec.shape,
+            scale_mode: layer.spec.scales,
+            max_tokens,
+            chunk_tokens,
+            sizes,
+            routing: Routing::with_capacity(sizes.picks, layer.spec.experts.count),
+            active: Vec::with_capacity(sizes.expert_offsets),
+            panels: Vec::with_capacity(sizes.picks),
+            token_scales: vec![0.0; sizes.token_scales],
+            slot_scales: vec![0.0; sizes.picks],
+            token_blocks: bytemuck::zeroed_vec(sizes.token_blocks),
+            slot_blocks: bytemuck::zeroed_vec(sizes.slot_blocks),
+            h: vec![0.0; sizes.h],
+            y: vec![0.0; sizes.y],
+        }
+    }
+
+    /// Bytes that [`Self::new`] would allocate.
+    #[must_use]
+    pub fn planned_bytes(layer: &MoeLayer, max_tokens: usize) -> usize {
+        Sizes::new(layer, Self::chunk(layer, max_tokens)).bytes()
+    }
+
+    /// Bytes of this one.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.sizes.bytes()
+    }
+
+    /// Tokens that it was planned for.
+    #[must_use]
+    pub const fn max_tokens(&self) -> usize {
+        self.max_tokens
+    }
+
+    pub(super) const fn chunk_tokens(&self) -> usize {
+        self.chunk_tokens
+    }
+
+    fn chunk(layer: &MoeLayer, max_tokens: usize) -> usize {
+        match layer.spec.scales {
+            ScaleMode::PerTensor => max_tokens,
+            ScaleMode::Static | ScaleMode::PerToken => max_tokens.min(CHUNK_TOKENS),
+        }
+    }
+
+    /// Whether a forward of `tokens` tokens on `layer` fits.
+    pub(super) fn check(&self, layer: &MoeLayer, tokens: usize) -> Result<(), ForwardError> {
+        if tokens > self.max_tokens {
+            return Err(ForwardError::TooManyTokens { got: tokens, max: self.max_tokens });
+        }
+        let fits = self.scale_mode == layer.spec.scales && self.sizes == Sizes::new(layer, self.chunk_tokens);
+        if fits && self.shape == layer.spec.shape { Ok(()) } else { Err(ForwardError::OtherLayer) }
+    }
+}
