@@ -139,7 +139,8 @@ fn cannot_build(root: &Path, compiler: &Compiler) -> Result<Option<String>> {
 fn compile_all(root: &Path) -> Result<Vec<(&'static str, String)>> {
     let mut modules = Vec::new();
     for target in TARGETS {
-        let ptx = target.compile(root).with_context(|| format!("cannot compile the device crate for {}", target.name))?;
+        let ptx =
+            target.compile(root).with_context(|| format!("cannot compile the device crate for {}", target.name))?;
         module_text::check(&ptx).with_context(|| format!("the PTX for {} breaks a rule", target.name))?;
         modules.push((target.name, ptx));
     }
@@ -156,7 +157,8 @@ fn first_difference(left: &str, right: &str) -> Option<usize> {
 }
 
 fn read(root: &Path, file: &str) -> Result<String> {
-    fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}; `cargo xtask build-ptx` writes it"))
+    fs::read_to_string(root.join(file))
+        .with_context(|| format!("cannot read {file}; `cargo xtask build-ptx` writes it"))
 }
 
 /// Replaces a file in one step, so that an interrupted run leaves the old one.

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail};
 /// The workspace's root. Cargo says at run time where this crate is, so that a copy of the workspace works too; the
 /// place where it was compiled is for whoever starts the program without cargo.
 pub(crate) fn workspace_root() -> PathBuf {
-    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }
 
@@ -35,7 +35,8 @@ pub(crate) fn cargo(root: &Path) -> Command {
 pub(crate) fn run_aloud(command: &mut Command) -> Result<()> {
     let line = line_of(command);
     eprintln!("$ {line}");
-    let status = command.stdout(Stdio::from(io::stderr())).status().with_context(|| format!("cannot start `{line}`"))?;
+    let status =
+        command.stdout(Stdio::from(io::stderr())).status().with_context(|| format!("cannot start `{line}`"))?;
     if !status.success() {
         bail!("`{line}` failed ({status})");
     }

@@ -1,1 +1,3 @@
-pub(crate) fn run() -> anyhow::Result<bool> { Ok(true) }
+pub(crate) fn run() -> anyhow::Result<bool> {
+    Ok(true)
+}
