@@ -3,7 +3,7 @@
 mod closeness;
 mod devices;
 mod golden;
-mod report;
+pub(crate) mod report;
 
 use std::path::PathBuf;
 
@@ -53,13 +53,15 @@ pub(crate) fn finish(arguments: &Arguments, report: &Report) -> Result<bool> {
 pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
     let root = process::workspace_root();
     // Opened first: a GPU that was asked for and is not there should not be found out after minutes of building.
+    let before = report.failed();
     let runners = devices::open(&arguments.devices, report);
-    if report.failed() > 0 {
+    if report.failed() > before && !arguments.devices.is_empty() {
         return;
     }
     let build = process::run_aloud(process::cargo(&root).args(["build", "--release", "--workspace"]));
+    let built = build.is_ok();
     report.add("build", Outcome::of(build, "cargo build --release --workspace"));
-    if report.failed() > 0 {
+    if !built {
         return;
     }
     let tests = if arguments.quick {

@@ -22,13 +22,13 @@ pub(super) fn open(asked: &[Target], report: &mut Report) -> Vec<Runner> {
     }
     let mut targets = vec![Target::Cpu];
     match Device::count() {
-        Ok(0) => report.add_on("golden cases", "cuda", Outcome::NotRun("the driver sees no GPU".to_owned())),
+        Ok(0) => report.add("GPU", Outcome::NotRun("the driver sees no GPU".to_owned())),
         Ok(count) => targets.extend((0..count).map(Target::Cuda)),
-        Err(error @ DriverError::NoDriver { .. }) => {
-            report.add_on("golden cases", "cuda", Outcome::NotRun(error.to_string()));
+        Err(DriverError::NoDriver { detail }) => {
+            report.add("GPU", Outcome::NotRun(format!("no NVIDIA driver is installed here ({detail})")));
         }
         // A driver that is there but does not start is a fault of the machine or of the loader.
-        Err(error) => report.add_on("golden cases", "cuda", Outcome::Failed(error.to_string())),
+        Err(error) => report.add("GPU", Outcome::Failed(error.to_string())),
     }
     targets.into_iter().filter_map(|target| open_one(target, false, report)).collect()
 }
