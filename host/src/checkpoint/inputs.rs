@@ -86,6 +86,12 @@ impl LayerInputs {
         Ok(Self { tokens, hidden_size, topk, hidden, topk_ids, topk_weights, file, metadata })
     }
 
+    /// Element type of another tensor of the file; `None` when there is no such tensor.
+    #[must_use]
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.metadata.info(name).map(|info| info.dtype)
+    }
+
     /// Another tensor of the file, `[tokens, hidden_size]` in F32, BF16 or F16, widened to f32 (exactly).
     ///
     /// # Errors

@@ -126,6 +126,31 @@ impl Checkpoint {
     /// [`CheckpointError::LayerNotFound`], [`CheckpointError::NotNvfp4`], an activation that is not supported or
     /// does not go with the layer's tensors, or [`CheckpointError::UnsupportedTensor`].
     pub fn layer(&self, index: usize) -> Result<LayerView<'_>, CheckpointError> {
+        self.view(index, |layer| match &self.config {
+            Some(config) => config.activation_of(index, layer.gated),
+            None if layer.gated => Ok(Activation::SwiGlu { limit: None }),
+            None => Ok(Activation::Relu2),
+        })
+    }
+
+    /// As [`Self::layer`], with this activation whatever config.json says. Whether it goes with the layer's tensors
+    /// turns out when experts are loaded.
+    ///
+    /// # Errors
+    /// As [`Self::layer`], but for the activation only [`CheckpointError::BadActivation`].
+    pub fn layer_with_activation(
+        &self,
+        index: usize,
+        activation: Activation,
+    ) -> Result<LayerView<'_>, CheckpointError> {
+        self.view(index, |_| Ok(activation.validated()?))
+    }
+
+    fn view(
+        &self,
+        index: usize,
+        activation: impl FnOnce(&Layer) -> Result<Activation, CheckpointError>,
+    ) -> Result<LayerView<'_>, CheckpointError> {
         let at = self.layers.binary_search_by_key(&index, |layer| layer.index).map_err(|_| {
             CheckpointError::LayerNotFound { layer: index, have: ranges(self.layers.iter().map(|layer| layer.index)) }
         })?;
@@ -133,11 +158,7 @@ impl Checkpoint {
         let convention =
             layer.convention.ok_or_else(|| CheckpointError::NotNvfp4 { layer: index, found: layer.found.clone() })?;
         layer.check_supported()?;
-        let activation = match &self.config {
-            Some(config) => config.activation_of(index, layer.gated)?,
-            None if layer.gated => Activation::SwiGlu { limit: None },
-            None => Activation::Relu2,
-        };
+        let activation = activation(layer)?;
         Ok(LayerView { checkpoint: self, layer, info: &self.infos[at], convention, activation })
     }
 }

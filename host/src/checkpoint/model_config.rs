@@ -109,6 +109,12 @@ impl ModelConfig {
         self.intermediate.as_ref().map(|k| k.value)
     }
 
+    /// The limit of the experts' clamp.
+    #[must_use]
+    pub fn swiglu_limit(&self) -> Option<f32> {
+        self.swiglu_limit.as_ref().map(|k| k.value)
+    }
+
     /// The experts' activation; where the file does not say, SwiGLU with a gate and ReLU^2 without.
     ///
     /// # Errors

@@ -31,6 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod combine;
 mod kernel;
 mod load;
 mod split;
@@ -101,6 +102,13 @@ impl MoeLayer {
     #[must_use]
     pub const fn weight_bytes(&self) -> usize {
         self.layout.bytes()
+    }
+
+    /// Bytes that the packed weights of a layer like this take, loaded or not.
+    #[must_use]
+    pub const fn planned_weight_bytes(spec: &LayerSpec) -> usize {
+        let MoeShape { hidden, intermediate, .. } = spec.shape;
+        LayerLayout::<CpuTile>::new(hidden, intermediate, spec.experts.count, spec.activation.is_gated()).bytes()
     }
 
     /// The instruction set in use; the fastest one unless [`Self::set_isa`] chose another.

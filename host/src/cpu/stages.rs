@@ -1,13 +1,14 @@
-//! The stages of a forward: route, quantize, first product with its activation, requantize, second product, combine.
+//! The stages of a forward: route, quantize, first product with its activation, requantize, second product.
+//! [`combine`] is the last one.
 
-use half::bf16;
+use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::format::block::{global_scale, is_finite_magnitude, magnitude_bits};
 use nvfp4_moe_device::format::packed::{Half, MatrixLayout};
 use nvfp4_moe_device::format::slots::{ExpertSlots, PANEL_SLOTS};
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
-use nvfp4_moe_device::format::{BLOCK, float16};
 use rayon::prelude::*;
 
+use super::combine::combine;
 use super::kernel::{ActBlock, PanelTile, ROWS, RowTile};
 use super::split::{Part, Units, for_each_part};
 use super::workspace::Panel;
@@ -113,7 +114,7 @@ impl MoeLayer {
             self.quantize_h(routed, h, slot_scales, &mut slot_blocks[..slots * intermediate / BLOCK]);
             self.multiply_l2(routed, &slot_blocks[..slots * intermediate / BLOCK], slot_scales, y);
         }
-        self.combine(routed, inputs, y, out, accumulate);
+        combine(self.spec.experts, routing, inputs, y, out, accumulate);
     }
 
     /// Global scale of each token's hidden state; not used where it is the expert's.
@@ -277,64 +278,6 @@ impl MoeLayer {
             }
         });
     }
-
-    /// Sums each token's results in ascending k and writes them out.
-    fn combine(&self, routed: Routed<'_>, inputs: &Inputs<'_>, y: &[f32], out: OutputRows<'_>, accumulate: bool) {
-        let hidden = self.spec.shape.hidden;
-        let token_sums = |token: usize, write: &mut dyn FnMut(Option<(usize, &RowTile)>)| {
-            let picks = token * inputs.topk..(token + 1) * inputs.topk;
-            let slots = &routed.routing.slot_of[picks.clone()];
-            if slots.iter().all(|slot| *slot == NOT_LOCAL) {
-                return write(None);
-            }
-            for row in (0..hidden).step_by(ROWS) {
-                let mut sums = [0.0; ROWS];
-                for (pick, &slot) in picks.clone().zip(slots) {
-                    if slot == NOT_LOCAL {
-                        continue;
-                    }
-                    let expert = inputs.topk_ids[pick] as usize - self.spec.experts.first;
-                    let at = routed.routing.expert_slots(expert).value_index(hidden, slot as usize, row);
-                    let weight = inputs.topk_weights[pick];
-                    for (sum, y) in sums.iter_mut().zip(tile_at(y, at)) {
-                        *sum += weight * y;
-                    }
-                }
-                write(Some((row, &sums)));
-            }
-        };
-        match out {
-            OutputRows::F32(rows) => rows.par_chunks_mut(hidden).enumerate().for_each(|(token, row)| {
-                write_row(row, accumulate, |write| token_sums(token, write), |x| x, |x| x);
-            }),
-            OutputRows::Bf16(rows) => rows.par_chunks_mut(hidden).enumerate().for_each(|(token, row)| {
-                let (read, round) =
-                    (|x: bf16| float16::bf16_to_f32(x.to_bits()), |x| bf16::from_bits(float16::f32_to_bf16(x)));
-                write_row(row, accumulate, |write| token_sums(token, write), read, round);
-            }),
-        }
-    }
-}
-
-/// Writes or adds one token's sums.
-fn write_row<T: Copy>(
-    row: &mut [T],
-    accumulate: bool,
-    sums: impl Fn(&mut dyn FnMut(Option<(usize, &RowTile)>)),
-    read: impl Fn(T) -> f32,
-    round: impl Fn(f32) -> T,
-) {
-    sums(&mut |tile| match tile {
-        None if accumulate => {}
-        None => row.fill(round(0.0)),
-        Some((first, sums)) => {
-            for (out, sum) in row[first..].iter_mut().zip(sums) {
-                let sum = if accumulate { read(*out) + sum } else { *sum };
-                // One NaN for all: which of two NaN operands survives an addition is the compiler's choice.
-                *out = round(if sum.is_nan() { f32::NAN } else { sum });
-            }
-        }
-    });
 }
 
 /// Routes, and lists the experts that have slots and their panels.
@@ -383,8 +326,9 @@ fn row_tile(layout: MatrixLayout<CpuTile>, matrix: &[u8], row: usize) -> &[u8] {
     &matrix[layout.tile_offset(tile, 0)..layout.tile_offset(tile + 1, 0)]
 }
 
+/// The 16 values from `at` on.
 #[inline(always)]
-fn tile_at(values: &[f32], at: usize) -> &RowTile {
+pub(super) fn tile_at(values: &[f32], at: usize) -> &RowTile {
     values[at..].first_chunk().expect("16 values")
 }
 

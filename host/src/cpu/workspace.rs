@@ -7,6 +7,7 @@ use super::{ForwardError, MoeLayer};
 use crate::io::ScaleMode;
 use crate::routing::Routing;
 use crate::shape::MoeShape;
+use crate::spec::LayerSpec;
 
 /// Tokens that are worked on at a time: larger batches run in several passes, so that the workspace stays small.
 /// Results do not depend on it: only per-tensor scales look at other tokens, and then there is one pass.
@@ -25,13 +26,13 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(layer: &MoeLayer, tokens: usize) -> Self {
-        let MoeShape { hidden, intermediate, topk, .. } = layer.spec.shape;
-        let picks = if layer.spec.experts.is_empty() { 0 } else { tokens * topk };
+    fn new(spec: &LayerSpec, tokens: usize) -> Self {
+        let MoeShape { hidden, intermediate, topk, .. } = spec.shape;
+        let picks = if spec.experts.is_empty() { 0 } else { tokens * topk };
         Self {
             picks: tokens * topk,
-            expert_offsets: layer.spec.experts.count + 1,
-            token_blocks: if layer.spec.quantizes_tokens() { tokens * hidden / BLOCK } else { 0 },
+            expert_offsets: spec.experts.count + 1,
+            token_blocks: if spec.quantizes_tokens() { tokens * hidden / BLOCK } else { 0 },
             slot_blocks: picks * hidden.max(intermediate) / BLOCK,
             h: picks * intermediate,
             y: picks * hidden,
@@ -39,11 +40,21 @@ impl Sizes {
         }
     }
 
+    /// The one list of parts: it both counts and names.
+    const fn parts(&self) -> [(&'static str, usize); 5] {
+        [
+            // Routing has three numbers a pick; besides it each pick has a panel's expert and its first slot.
+            ("routing", (self.picks * 5 + self.expert_offsets * 2) * size_of::<u32>()),
+            ("scales", (self.token_scales + self.picks) * size_of::<f32>()),
+            ("activations", (self.token_blocks + self.slot_blocks) * size_of::<ActBlock>()),
+            ("h", self.h * size_of::<f32>()),
+            ("y", self.y * size_of::<f32>()),
+        ]
+    }
+
     const fn bytes(&self) -> usize {
-        // Routing has three numbers a pick; besides it each pick has a scale, a panel's expert and its first slot.
-        (self.token_blocks + self.slot_blocks) * size_of::<ActBlock>()
-            + (self.h + self.y + self.token_scales + self.picks) * size_of::<f32>()
-            + (self.picks * 5 + self.expert_offsets * 2) * size_of::<u32>()
+        let [routing, scales, activations, h, y] = self.parts();
+        routing.1 + scales.1 + activations.1 + h.1 + y.1
     }
 }
 
@@ -97,8 +108,8 @@ impl Workspace {
     /// A workspace for batches of up to `max_tokens` tokens on `layer`, and on others of the same kind.
     #[must_use]
     pub fn new(layer: &MoeLayer, max_tokens: usize) -> Self {
-        let chunk_tokens = Self::chunk(layer, max_tokens);
-        let sizes = Sizes::new(layer, chunk_tokens);
+        let chunk_tokens = Self::chunk(&layer.spec, max_tokens);
+        let sizes = Sizes::new(&layer.spec, chunk_tokens);
         Self {
             shape: layer.spec.shape,
             scale_mode: layer.spec.scales,
@@ -117,10 +128,16 @@ impl Workspace {
         }
     }
 
-    /// Bytes that [`Self::new`] would allocate.
+    /// Bytes that [`Self::new`] would allocate for a layer like this, loaded or not.
     #[must_use]
-    pub fn planned_bytes(layer: &MoeLayer, max_tokens: usize) -> usize {
-        Sizes::new(layer, Self::chunk(layer, max_tokens)).bytes()
+    pub fn planned_bytes(spec: &LayerSpec, max_tokens: usize) -> usize {
+        Sizes::new(spec, Self::chunk(spec, max_tokens)).bytes()
+    }
+
+    /// [`Self::planned_bytes`] part by part, with a name for each.
+    #[must_use]
+    pub fn planned_parts(spec: &LayerSpec, max_tokens: usize) -> [(&'static str, usize); 5] {
+        Sizes::new(spec, Self::chunk(spec, max_tokens)).parts()
     }
 
     /// Bytes of this one.
@@ -139,8 +156,8 @@ impl Workspace {
         self.chunk_tokens
     }
 
-    fn chunk(layer: &MoeLayer, max_tokens: usize) -> usize {
-        match layer.spec.scales {
+    fn chunk(spec: &LayerSpec, max_tokens: usize) -> usize {
+        match spec.scales {
             ScaleMode::PerTensor => max_tokens,
             ScaleMode::Static | ScaleMode::PerToken => max_tokens.min(CHUNK_TOKENS),
         }
@@ -151,7 +168,7 @@ impl Workspace {
         if tokens > self.max_tokens {
             return Err(ForwardError::TooManyTokens { got: tokens, max: self.max_tokens });
         }
-        let fits = self.scale_mode == layer.spec.scales && self.sizes == Sizes::new(layer, self.chunk_tokens);
+        let fits = self.scale_mode == layer.spec.scales && self.sizes == Sizes::new(&layer.spec, self.chunk_tokens);
         if fits && self.shape == layer.spec.shape { Ok(()) } else { Err(ForwardError::OtherLayer) }
     }
 }

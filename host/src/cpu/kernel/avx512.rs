@@ -10,6 +10,12 @@ use nvfp4_moe_device::kernels::activation::ActivationParams;
 
 use super::{ActBlock, PanelTile, ROWS, RowTile, WEIGHT_BYTES};
 
+/// How far ahead of its use a weight tile is asked for.
+const PREFETCH_BYTES: usize = 16 * CpuTile::BYTES;
+
+/// Panels up to this width are bound by memory, wider ones by arithmetic on weights that are already near.
+const PREFETCH_WIDTH: usize = 8;
+
 /// Four vectors of unsigned weights (row = lane, four of K each) and the row scales, 2^-8 times their value.
 struct Tile {
     weights: [__m512i; 4],
@@ -37,6 +43,16 @@ fn load_tile(tile: &[u8; CpuTile::BYTES], lookup: __m512i) -> Tile {
     Tile { weights: [low(first), high(first), low(second), high(second)], scales: _mm512_cvtph_ps(halves) }
 }
 
+/// Asks for the weights that are some tiles ahead; they may lie behind the matrix.
+#[inline(always)]
+fn prefetch(tile: &[u8; CpuTile::BYTES]) {
+    let ahead = tile.as_ptr().wrapping_add(PREFETCH_BYTES);
+    for line in [0, 64, 128] {
+        // SAFETY: a prefetch of any address is allowed: it reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast()) };
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn panel<const W: usize>(tiles: &[u8], panel: &[ActBlock], out: &mut PanelTile) {
     let lookup = _mm512_broadcast_i32x4(bytemuck::cast(WEIGHT_BYTES));
@@ -44,6 +60,9 @@ fn panel<const W: usize>(tiles: &[u8], panel: &[ActBlock], out: &mut PanelTile) 
     let tiles = tiles.as_chunks::<{ CpuTile::BYTES }>().0;
     for (tile, acts) in tiles.iter().zip(panel.as_chunks::<W>().0) {
         let Tile { weights, scales } = load_tile(tile, lookup);
+        if W <= PREFETCH_WIDTH {
+            prefetch(tile);
+        }
         for (sum, act) in sums.iter_mut().zip(acts) {
             let mut dot = _mm512_set1_epi32(act.bias);
             for (weights, word) in weights.iter().zip(act.words) {
