@@ -20,13 +20,9 @@ const RULES: [Rule; 6] = [
         why: "foreign functions are called in host/src/driver only",
     },
     Rule {
-        // A launch of a kernel takes a grid; that of a captured graph takes a stream only.
-        texts: &["unsafe { function.launch(", "function.launch(", "cuLaunchKernel"],
-        applies: |path| {
-            let allowed = ["host/src/cuda/", "host/src/driver/"];
-            !allowed.iter().any(|dir| path.starts_with(dir)) && !is_this_file(path)
-        },
-        why: "kernels are launched in host/src/cuda only",
+        texts: &["cuLaunchKernel"],
+        applies: |path| !launches(path) && !is_this_file(path),
+        why: LAUNCHES_ELSEWHERE,
     },
     Rule {
         texts: &["crate::driver", "crate::cuda", "driver::", "cuda::", "cust"],
@@ -35,7 +31,7 @@ const RULES: [Rule; 6] = [
     },
     Rule {
         texts: &[".unwrap()", ".expect(", "panic!(", "unreachable!(", " assert!(", " assert_eq!(", " assert_ne!("],
-        // Checks at compile time are wanted; these are the ones at run time, and only in what the GPU runs.
+        // Only what the GPU runs; the PTX check finds what is not spelled out, such as indexing.
         applies: |path| path.starts_with("device/src/kernels/") || path.starts_with("device/src/ptx/"),
         why: "device code never panics",
     },
@@ -50,6 +46,34 @@ const RULES: [Rule; 6] = [
         why: "there is no global state",
     },
 ];
+
+const LAUNCHES_ELSEWHERE: &str = "kernels are launched in host/src/cuda only";
+
+/// Files that launch kernels: the driver module defines it, and its example has a kernel of its own.
+fn launches(path: &str) -> bool {
+    let allowed = ["host/src/cuda/", "host/src/driver/", "host/examples/driver_smoke.rs"];
+    allowed.iter().any(|start| path.starts_with(start))
+}
+
+/// Whether a line calls `launch` with a grid: a captured graph's takes a stream and nothing else.
+fn launches_kernel(line: &str) -> bool {
+    line.split(".launch(").skip(1).any(|rest| {
+        let mut depth = 1;
+        for c in rest.chars() {
+            match c {
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth -= 1,
+                ',' if depth == 1 => return true,
+                _ => {}
+            }
+            if depth == 0 {
+                return false;
+            }
+        }
+        // The arguments go on in the next line, so there are several.
+        true
+    })
+}
 
 /// The rules' own texts, and their tests, are here.
 fn is_this_file(path: &str) -> bool {
@@ -70,6 +94,10 @@ pub(super) fn check(file: &File) -> Vec<String> {
         }
     }
     let code = code_of(&file.text);
+    if !launches(path) && !is_this_file(path) {
+        let kernels = code.lines().enumerate().filter(|(_, line)| launches_kernel(line));
+        found.extend(kernels.map(|(at, _)| format!("{path}:{}: {LAUNCHES_ELSEWHERE}", at + 1)));
+    }
     for rule in RULES.iter().filter(|rule| (rule.applies)(path)) {
         for text in rule.texts {
             // Several texts of a rule may be in one line; the first says it.
@@ -85,22 +113,26 @@ fn lines_with<'a>(text: &'a str, part: &'a str) -> impl Iterator<Item = usize> +
     text.lines().enumerate().filter(move |(_, line)| line.contains(part)).map(|(at, _)| at + 1)
 }
 
-/// The same lines without comments and without what is compiled on no GPU and in no release: `const _` blocks and
-/// `const` asserts, and test modules.
+/// The same lines without comments, without checks at compile time (`const` asserts) and without what only tests have.
 fn code_of(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut skipped_until: Option<&str> = None;
+    let mut test_only = false;
     for line in text.lines() {
-        let (start, indent) = (line.trim_start(), line.len() - line.trim_start().len());
+        let start = line.trim_start();
         if let Some(end) = skipped_until {
             if line == end {
                 skipped_until = None;
             }
-        } else if indent == 0 && start.starts_with("const _: () = {") {
+        } else if line.starts_with("const _: () = {") {
             skipped_until = Some("};");
-        } else if indent == 0 && (start.starts_with("mod tests {") || start.starts_with("pub mod tests {")) {
-            skipped_until = Some("}");
-        } else if !start.starts_with("//") && !start.starts_with("const _: () = assert!") {
+        } else if line == "#[cfg(test)]" {
+            test_only = true;
+        } else if test_only {
+            // Further attributes may come before the item.
+            test_only = line.starts_with("#[");
+            skipped_until = (!test_only && line.ends_with('{')).then_some("}");
+        } else if !["//", "const _: () = assert!", "const { assert!"].iter().any(|skip| start.starts_with(skip)) {
             code.push_str(line.split(" // ").next().unwrap_or_default());
         }
         code.push('\n');
@@ -151,6 +183,7 @@ mod tests {
             ("host/src/forward.rs", "unsafe extern \"C\" fn f() {}", "foreign functions"),
             ("tests/src/lib.rs", "use cust::sys;", "foreign functions"),
             ("host/src/main.rs", "function.launch(grid, block, 0, stream, &params)", "kernels are launched"),
+            ("host/src/main.rs", "gemm.launch(", "kernels are launched"),
             ("device/src/kernels/pack.rs", "    x.unwrap()", "never panics"),
             ("host/src/main.rs", "    todo!()", "finished"),
             ("host/src/main.rs", "// FIXME later", "FIXME is left"),
@@ -169,8 +202,11 @@ mod tests {
             ("host/src/cuda/engine.rs", "function.launch(grid, block, 0, stream, &params)"),
             ("host/src/plan.rs", "// what crate::driver allocates"),
             ("device/src/kernels/pack.rs", "const _: () = {\n    assert!(TILE == 8);\n};"),
-            ("device/src/kernels/pack.rs", "mod tests {\n    x.unwrap();\n}"),
+            ("device/src/kernels/pack.rs", "    const { assert!(TILE % 8 == 0) };"),
+            ("device/src/kernels/pack.rs", "#[cfg(test)]\nmod tests {\n    x.unwrap();\n}"),
+            ("host/src/a.rs", "#[cfg(test)]\nthread_local! {\n    static X: u32 = 0;\n}"),
             ("host/src/main.rs", "x.unwrap()"),
+            ("host/src/main.rs", "graph.launch(stream.handle(0, 1))?;"),
         ] {
             assert_eq!(found(path, text), Vec::<String>::new());
         }
