@@ -85,7 +85,7 @@ const _: () = {
     while i < TILES.len() {
         let tile = TILES[i];
         assert!(tile.slots() == 8 << i);
-        assert!(tile.rows() % MmaTile::ROWS == 0);
+        assert!(tile.rows().is_multiple_of(MmaTile::ROWS));
         // Every architecture from sm_80 on gives a block 99 KiB.
         assert!(tile.shared_bytes() <= 99 * 1024);
         assert!(tile.slots() * tile.staging_stride() * 4 <= tile.shared_bytes() as usize);
