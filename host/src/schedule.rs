@@ -176,7 +176,7 @@ impl<'a> Schedule<'a> {
             return Ok(());
         }
         match stage {
-            Stage::Route => self.route().iter().try_for_each(launch),
+            Stage::Route => self.route(launch),
             Stage::QuantizeL1 | Stage::QuantizeL2 => {
                 let (amax, quantize) = self.quantize(stage == Stage::QuantizeL2);
                 if self.plan.spec().scales == ScaleMode::PerTensor {
@@ -218,7 +218,7 @@ impl<'a> Schedule<'a> {
         self.weights + self.plan.scales_offset()
     }
 
-    fn route(&self) -> [Launch; 3] {
+    fn route<E>(&self, launch: impl FnMut(&Launch) -> Result<(), E>) -> Result<(), E> {
         let spec = self.plan.spec();
         let chunks = self.entries().div_ceil(route::CHUNK_ENTRIES);
         let params = RouteParams {
@@ -237,21 +237,19 @@ impl<'a> Schedule<'a> {
             token_tile: sm80::TILES[self.tile].slots() as u32,
             padding: 0,
         };
-        let over_chunks = |kernel| Launch {
+        let over = |kernel, blocks| Launch {
             kernel,
-            grid: [chunks, 1, 1],
+            grid: [blocks, 1, 1],
             threads: route::THREADS,
             shared_bytes: route::shared_bytes(self.experts()),
             params: Params::Route(params),
         };
-        let scan = Launch {
-            kernel: "route_scan",
-            grid: [1, 1, 1],
-            threads: route::SCAN_THREADS,
-            shared_bytes: route::SCAN_SHARED_BYTES,
-            params: Params::Route(params),
-        };
-        [over_chunks("route_count"), scan, over_chunks("route_place")]
+        let (single, chunked) = (
+            [over("route_single", 1)],
+            [over("route_count", chunks), over("route_scan", 1), over("route_place", chunks)],
+        );
+        let launches: &[Launch] = if chunks == 1 { &single } else { &chunked };
+        launches.iter().try_for_each(launch)
     }
 
     /// `amax` and `quantize` before the first or second GEMM.

@@ -12,7 +12,8 @@ const PORTABLE_PTX: &str = include_str!("../../ptx/sm_80.ptx");
 /// CUDA version that the PTX needs (ISA 8.0).
 const NEEDED_CUDA: (u32, u32) = (12, 0);
 
-const KERNELS: [&str; 7] = ["route_count", "route_scan", "route_place", "amax", "quantize", "combine", "pack"];
+const KERNELS: [&str; 8] =
+    ["route_single", "route_count", "route_scan", "route_place", "amax", "quantize", "combine", "pack"];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
 #[derive(Clone, Debug)]

@@ -1,0 +1,104 @@
+//! `cargo xtask verify`: everything that shows that a checkout works on this machine, and one table of it.
+
+mod closeness;
+mod devices;
+mod golden;
+pub(crate) mod report;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::build_ptx::{self, Checked, Depth};
+use crate::process;
+use nvfp4_moe::harness::{Runner, Target};
+use report::{Outcome, Report};
+
+/// Arguments of `verify`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run the golden cases on this device only: cpu, cuda or cuda:N; may be given more than once. Without it: the CPU
+    /// and every GPU that the driver sees.
+    #[arg(long = "device", value_name = "DEVICE", value_parser = devices::parse)]
+    devices: Vec<Target>,
+    /// A further case: a directory with model.safetensors, io.safetensors and config.json; may be given more than once.
+    #[arg(long = "case", value_name = "DIR")]
+    cases: Vec<PathBuf>,
+    /// Print one JSON object instead of the table; everything else goes to stderr.
+    #[arg(long)]
+    json: bool,
+    /// Leave out the slow parts: `cargo test`, and compiling the PTX again.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the verb; whether nothing failed.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let mut report = Report::default();
+    run_into(arguments, &mut report);
+    finish(arguments, &report)
+}
+
+/// Prints the report; whether nothing failed.
+pub(crate) fn finish(arguments: &Arguments, report: &Report) -> Result<bool> {
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report.to_json())?);
+    } else {
+        print!("{report}");
+    }
+    Ok(report.failed() == 0)
+}
+
+/// Adds the outcome of every step to the report.
+pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
+    let root = process::workspace_root();
+    // Opened first: a GPU that was asked for and is not there should not be found out after minutes of building.
+    let before = report.failed();
+    let runners = devices::open(&arguments.devices, report);
+    if report.failed() > before && !arguments.devices.is_empty() {
+        return;
+    }
+    let build = process::run_aloud(process::cargo(&root).args(["build", "--release", "--workspace"]));
+    let built = build.is_ok();
+    report.add("build", Outcome::of(build, "cargo build --release --workspace"));
+    if !built {
+        return;
+    }
+    let tests = if arguments.quick {
+        Outcome::NotRun("left out by --quick".to_owned())
+    } else {
+        let tests = process::run_aloud(process::cargo(&root).args(["test", "--workspace"]));
+        Outcome::of(tests, "cargo test --workspace")
+    };
+    report.add("tests", tests);
+
+    let cases = golden::find_cases(&root.join("tests/golden"), &arguments.cases, report);
+    let mut first_outputs = golden::Outputs::default();
+    for runner in &runners {
+        eprintln!("Golden cases on {}", runner.device_name());
+        for case in &cases {
+            golden::run_case(runner, case, &mut first_outputs, report);
+        }
+        run_suites(runner, report);
+    }
+
+    let depth = if arguments.quick { Depth::HashesOnly } else { Depth::Rebuild };
+    report.add(
+        "PTX",
+        match build_ptx::check(&root, depth) {
+            Ok(checked) => Outcome::passed(match &checked {
+                // Said as what it is: less than a rebuild.
+                Checked::Hashes(_) => format!("hashes only: {}", checked.sentence()),
+                Checked::Rebuilt => checked.sentence(),
+            }),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        },
+    );
+}
+
+/// Suites that run on a device beside the golden cases: each is one row, `report.add_on(suite, device, outcome)`.
+///
+/// The CPU's suites are tests of the workspace, which have run already.
+fn run_suites(runner: &Runner, _report: &mut Report) {
+    debug_assert!(!runner.device_name().is_empty());
+}
