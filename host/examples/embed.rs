@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::new(spec, &device.limits(), 4096)?;
     let engine = Engine::new(&device)?;
     let layer = MoeLayer::load(&engine, &plan, &source, |_done, _all| {})?;
-    let mut workspace = Workspace::new(&engine, &plan)?;
+    let workspace = Workspace::new(&engine, &plan)?;
 
     // The server's side, here one token of zeros: a CUstream and CUdeviceptrs, whoever made them.
     let (server_stream, memory) = (Stream::new(&device)?, DeviceBuffer::alloc(&device, 4 << 20)?);
@@ -22,6 +22,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [hidden, topk_ids, topk_weights, output] = [0, 1, 2, 3].map(|mib| memory.address() + (mib << 20));
     let call = CallAddresses::bf16(hidden, topk_ids, topk_weights, output, 1);
     // SAFETY: stream and memory live until the stream has passed; a graph that captures this must not outlive them.
-    unsafe { layer.forward_raw(&mut workspace, &call, StreamHandle::from_raw(server_stream.handle().as_raw()))? };
+    unsafe { layer.forward_raw(&workspace, &call, StreamHandle::from_raw(server_stream.handle().as_raw()))? };
     Ok(server_stream.synchronize()?)
 }
