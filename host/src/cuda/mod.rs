@@ -10,3 +10,6 @@ pub use call::{Call, CallError, DeviceTokens};
 pub use engine::Engine;
 pub use layer::{MoeLayer, Workspace};
 pub use measure::{ReadProbe, read_bandwidth};
+pub use nvfp4_moe_device::params::Element;
+
+pub use crate::schedule::CallAddresses;

@@ -107,9 +107,8 @@ impl GpuBench {
     }
 
     /// Milliseconds of one forward among the others: `replays` samples.
-    fn time_layer(&mut self, batches: &[Batch], replays: usize) -> anyhow::Result<Vec<f64>> {
+    fn time_layer(&self, batches: &[Batch], replays: usize) -> anyhow::Result<Vec<f64>> {
         let Self { engine, layers, workspace, output, stream, .. } = self;
-        let (layers, output) = (&*layers, &*output);
         let graph = capture(engine.device(), stream, move |handle| {
             for (batch, layer) in batches.iter().zip(layers.iter().cycle()) {
                 // SAFETY: the buffers hold `batch.tokens` tokens, at most the plan's; the graph is dropped before them.
@@ -132,7 +131,7 @@ impl GpuBench {
     }
 
     /// Milliseconds of each stage: as many samples as forwards.
-    fn time_stages(&mut self, batches: &[Batch], forwards: usize) -> anyhow::Result<Vec<(&'static str, f64)>> {
+    fn time_stages(&self, batches: &[Batch], forwards: usize) -> anyhow::Result<Vec<(&'static str, f64)>> {
         let device = self.engine.device().clone();
         let events = (0..=Stage::ALL.len()).map(|_| Event::new(&device)).collect::<Result<Vec<_>, _>>()?;
         let mut samples = vec![Vec::with_capacity(forwards); Stage::ALL.len()];
@@ -146,7 +145,7 @@ impl GpuBench {
             for (stage, after) in Stage::ALL.into_iter().zip(&events[1..]) {
                 // SAFETY: the buffers hold `batch.tokens` tokens, at most the plan's, and outlive the synchronisation
                 // below; the stages run in order.
-                unsafe { layer.forward_stage(&mut self.workspace, &call, stage, tile, self.stream.handle())? };
+                unsafe { layer.forward_stage(&self.workspace, &call, stage, tile, self.stream.handle())? };
                 after.record(self.stream.handle())?;
             }
             self.stream.synchronize()?;
@@ -176,7 +175,7 @@ impl Bench for GpuBench {
         let batch = Batch::upload(&self.engine, inputs)?;
         let call = batch.call(&self.output, Element::F32);
         // SAFETY: as above; the synchronisation is the next line.
-        unsafe { self.layers[0].forward_raw(&mut self.workspace, &call, self.stream.handle())? };
+        unsafe { self.layers[0].forward_raw(&self.workspace, &call, self.stream.handle())? };
         self.stream.synchronize()?;
         let mut output = vec![0f32; batch.tokens * self.plan.spec().shape.hidden];
         self.output.read(0, bytemuck::cast_slice_mut(&mut output))?;
