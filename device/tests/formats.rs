@@ -1,7 +1,7 @@
 //! The number formats against `half`, and the exactness that the f16 tensor-core path rests on, over all pairs.
 
 use half::{bf16, f16};
-use nvfp4_moe_device::format::{block, e2m1, float16, ue4m3};
+use nvfp4_moe_device::format::{block, e2m1, float16, tile_mma, ue4m3};
 
 #[test]
 fn codes_and_bytes_survive_decode_and_encode() {
@@ -50,8 +50,8 @@ fn dequantization_to_f16_is_exact_for_all_pairs() {
             assert_eq!(f16::from_bits(quantized.f16(0)).to_f32().to_bits(), exact.to_bits());
 
             // As in the kernel: both multiplications in f16, rounded to nearest.
-            let element = f16::from_bits(e2m1::pair_to_f16x2_scaled((code as u32) << 12) as u16);
-            let scale = f16::from_bits(ue4m3::to_f16x2_scaled(byte as u32) as u16);
+            let element = f16::from_bits(tile_mma::fragment_registers(tile_mma::spread(code as u32))[0] as u16);
+            let scale = f16::from_bits(tile_mma::scale_pairs(byte as u32)[0] as u16);
             let scale = f16::from_f32(scale.to_f32() * scale_up.to_f32());
             let product = f16::from_f32(element.to_f32() * scale.to_f32());
             assert_eq!(product.to_f32() * 128.0, exact, "code {code} scale {byte:#04x}");
@@ -59,7 +59,32 @@ fn dequantization_to_f16_is_exact_for_all_pairs() {
     }
     let poisoned = block::Block { codes: 0, scale: ue4m3::NAN };
     assert!(f16::from_bits(poisoned.f16(3)).is_nan());
-    assert_eq!(e2m1::F16_SCALE_LOG2 + ue4m3::F16_SCALE_LOG2 + 15, -7);
+}
+
+/// Every register of a fragment and every scale of a word, against the plain decoders, from their nibbles and bytes.
+#[test]
+fn fragments_and_scale_pairs_hold_the_right_values() {
+    for seed in 0..4096u32 {
+        let nibbles = seed.wrapping_mul(0x9E37_79B9) ^ (seed << 7);
+        let word = tile_mma::spread(nibbles);
+        assert_eq!(tile_mma::gather(word), nibbles);
+        for (register, pair) in tile_mma::fragment_registers(word).into_iter().enumerate() {
+            for odd in 0..2 {
+                let code = (nibbles >> (16 * odd + 4 * register as u32)) & 15;
+                let value = f16::from_bits((pair >> (16 * odd)) as u16).to_f32();
+                assert_eq!(value * 16384.0, e2m1::decode(code as u8), "register {register}, {nibbles:#010x}");
+            }
+        }
+        let bytes = (nibbles & 0x7F7F_7F7F).to_le_bytes();
+        if bytes.contains(&ue4m3::NAN) {
+            continue;
+        }
+        let pairs = tile_mma::scale_pairs(u32::from_le_bytes(bytes));
+        for (block, byte) in bytes.into_iter().enumerate() {
+            let value = f16::from_bits((pairs[block % 2] >> (16 * (block / 2))) as u16).to_f32();
+            assert_eq!(value * 256.0, ue4m3::decode(byte), "block {block}");
+        }
+    }
 }
 
 #[test]

@@ -104,6 +104,24 @@ pub struct CallAddresses {
     pub accumulate: bool,
 }
 
+impl CallAddresses {
+    /// The usual call: bf16 in and out, overwriting the output, the number of tokens known to the host.
+    #[must_use]
+    pub const fn bf16(hidden: u64, topk_ids: u64, topk_weights: u64, output: u64, tokens: usize) -> Self {
+        Self {
+            hidden,
+            hidden_element: Element::Bf16,
+            topk_ids,
+            topk_weights,
+            output,
+            output_element: Element::Bf16,
+            tokens,
+            device_tokens: 0,
+            accumulate: false,
+        }
+    }
+}
+
 /// Kernels with dynamic shared memory, and how much they take at most: a driver must be told beforehand.
 #[must_use]
 pub fn shared_bytes_of_kernels() -> Vec<(&'static str, u32)> {
@@ -158,7 +176,7 @@ impl<'a> Schedule<'a> {
             return Ok(());
         }
         match stage {
-            Stage::Route => self.route().iter().try_for_each(launch),
+            Stage::Route => self.route(launch),
             Stage::QuantizeL1 | Stage::QuantizeL2 => {
                 let (amax, quantize) = self.quantize(stage == Stage::QuantizeL2);
                 if self.plan.spec().scales == ScaleMode::PerTensor {
@@ -200,7 +218,7 @@ impl<'a> Schedule<'a> {
         self.weights + self.plan.scales_offset()
     }
 
-    fn route(&self) -> [Launch; 3] {
+    fn route<E>(&self, launch: impl FnMut(&Launch) -> Result<(), E>) -> Result<(), E> {
         let spec = self.plan.spec();
         let chunks = self.entries().div_ceil(route::CHUNK_ENTRIES);
         let params = RouteParams {
@@ -219,21 +237,19 @@ impl<'a> Schedule<'a> {
             token_tile: sm80::TILES[self.tile].slots() as u32,
             padding: 0,
         };
-        let over_chunks = |kernel| Launch {
+        let over = |kernel, blocks| Launch {
             kernel,
-            grid: [chunks, 1, 1],
+            grid: [blocks, 1, 1],
             threads: route::THREADS,
             shared_bytes: route::shared_bytes(self.experts()),
             params: Params::Route(params),
         };
-        let scan = Launch {
-            kernel: "route_scan",
-            grid: [1, 1, 1],
-            threads: route::SCAN_THREADS,
-            shared_bytes: route::SCAN_SHARED_BYTES,
-            params: Params::Route(params),
-        };
-        [over_chunks("route_count"), scan, over_chunks("route_place")]
+        let (single, chunked) = (
+            [over("route_single", 1)],
+            [over("route_count", chunks), over("route_scan", 1), over("route_place", chunks)],
+        );
+        let launches: &[Launch] = if chunks == 1 { &single } else { &chunked };
+        launches.iter().try_for_each(launch)
     }
 
     /// `amax` and `quantize` before the first or second GEMM.

@@ -48,15 +48,3 @@ pub const fn decode_doubled(code: u8) -> i8 {
     let magnitude = DOUBLED[(code & 7) as usize];
     if code & 8 != 0 { -magnitude } else { magnitude }
 }
-
-/// Two f16 numbers, each 2^-14 times the value of a code, from the codes at bits 12..15 and 28..31 of `word`.
-///
-/// A code's exponent and mantissa bits are an f16's lowest exponent and highest mantissa bit, shifted by three; the
-/// 0.5 code becomes an f16 subnormal. The other bits of `word` do not matter.
-#[inline(always)]
-pub fn pair_to_f16x2_scaled(word: u32) -> u32 {
-    (word & 0x8000_8000) | ((word >> 3) & 0x0E00_0E00)
-}
-
-/// Power of two by which [`pair_to_f16x2_scaled`] is smaller than the value.
-pub const F16_SCALE_LOG2: i32 = -14;

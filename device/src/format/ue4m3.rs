@@ -48,11 +48,5 @@ pub fn decode(byte: u8) -> f32 {
     f32::from_bits(bits << 20) * f32::from_bits((127 + 120) << 23)
 }
 
-/// Two equal f16 numbers, each 2^-8 times the value of the low byte of `byte`, which is no NaN; the other bits are 0.
-#[inline(always)]
-pub fn to_f16x2_scaled(byte: u32) -> u32 {
-    byte * 0x0080_0080
-}
-
-/// Power of two by which [`to_f16x2_scaled`] is smaller than the value.
+/// Power of two by which an f16 whose bits 7..13 are the byte's is smaller than the byte's value, subnormals included.
 pub const F16_SCALE_LOG2: i32 = -8;

@@ -12,7 +12,10 @@ mod device {
 
     use super::THREADS;
     use crate::format::packed::{Half, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row};
-    use crate::format::{BLOCK, tile_mma::MmaTile};
+    use crate::format::{
+        BLOCK,
+        tile_mma::{MmaTile, spread},
+    };
     use crate::kernels::device_rows::div_rem;
     use crate::params::PackParams;
     use crate::ptx::thread::{block_idx_x, thread_idx_x};
@@ -80,6 +83,7 @@ mod device {
                     word |= code(&params, row_base + row, k_base + k) << (4 * nibble);
                     nibble += 1;
                 }
+                word = spread(word);
             } else {
                 let mut byte = 0;
                 while byte < 4 {

@@ -4,7 +4,7 @@
 //! tensor cores. `quantize_codes` writes codes and block scales. Both write the row's decode scale.
 
 /// Threads of a block; a thread takes 16 elements at a time.
-pub const THREADS: u32 = 128;
+pub const THREADS: u32 = 256;
 /// Dynamic shared memory, in bytes: one maximum for each warp.
 pub const SHARED_BYTES: u32 = THREADS / 32 * 4;
 

@@ -4,27 +4,27 @@
 //! entries for each expert, `route_scan` turns the counts into first slots, `route_place` gives every entry its slot.
 //! Only integer arithmetic and no atomics, so the order is fixed.
 //!
+//! `route_single` does all three in one block where one chunk is enough: few tokens wait for launches more than for work.
+//!
 //! Inside a chunk a warp owns 256 consecutive entries, in 8 groups of 32. Shared memory: one counter for each warp and
 //! expert.
 
 /// Warps of `route_count` and `route_place`.
 pub const WARPS: u32 = 8;
-/// Threads of a block.
+/// Threads of a block, of all route kernels.
 pub const THREADS: u32 = WARPS * 32;
 /// Groups of 32 entries of a warp.
 pub const GROUPS: u32 = 8;
 /// Entries of a chunk: of one block.
 pub const CHUNK_ENTRIES: u32 = WARPS * GROUPS * 32;
-/// Threads of `route_scan`.
-pub const SCAN_THREADS: u32 = 256;
 
-/// Dynamic shared memory of `route_count` and `route_place`, in bytes.
+/// Shared memory of a block's two partial sums for each warp, in bytes.
+const SUMS_BYTES: u32 = WARPS * 8;
+
+/// Dynamic shared memory of each kernel, in bytes: the sums, then the counters.
 pub const fn shared_bytes(experts: u32) -> u32 {
-    WARPS * experts * 4
+    SUMS_BYTES + WARPS * experts * 4
 }
-
-/// Dynamic shared memory of `route_scan`, in bytes: two partial sums for each warp.
-pub const SCAN_SHARED_BYTES: u32 = SCAN_THREADS / 32 * 8;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -52,7 +52,7 @@ mod device {
 
     #[inline(always)]
     fn counter(warp: u32, expert: u32, experts: u32) -> u32 {
-        shared::dynamic() + (warp * experts + expert) * 4
+        shared::dynamic() + SUMS_BYTES + (warp * experts + expert) * 4
     }
 
     /// Counts this warp's entries into its counters.
@@ -80,6 +80,99 @@ mod device {
         }
     }
 
+    /// Entries of the block's chunk for an expert.
+    #[inline(always)]
+    unsafe fn counted(expert: u32, experts: u32) -> u32 {
+        let (mut sum, mut warp) = (0, 0);
+        while warp < WARPS {
+            // SAFETY: counters lie in the planned shared memory and have been written by all warps.
+            sum += unsafe { shared::load_u32(counter(warp, expert, experts)) };
+            warp += 1;
+        }
+        sum
+    }
+
+    /// Turns an expert's counters into the next free slot of each warp, from `next` on.
+    #[inline(always)]
+    unsafe fn counters_to_slots(expert: u32, experts: u32, mut next: u32) {
+        let mut warp = 0;
+        while warp < WARPS {
+            let address = counter(warp, expert, experts);
+            // SAFETY: as in `counted`; one thread an expert.
+            unsafe {
+                let count = shared::load_u32(address);
+                shared::store_u32(address, next);
+                next += count;
+            }
+            warp += 1;
+        }
+    }
+
+    /// Gives this warp's entries their slots.
+    #[inline(always)]
+    unsafe fn place_entries(params: &RouteParams, entries: u32, first: u32, warp: u32, lane: u32) {
+        let mut group = 0;
+        while group < GROUPS {
+            let entry = first + group * 32 + lane;
+            // SAFETY: entries and slots are below the sizes documented in RouteParams; each warp has its own counters.
+            unsafe {
+                let expert = local_expert(params, entry, entries);
+                let peers = match_any(expert);
+                let earlier = (peers & ((1 << lane) - 1)).count_ones();
+                let address = counter(warp, expert, params.experts);
+                let (mut next, mut slot) = (0, NO_SLOT);
+                if expert != NO_SLOT {
+                    next = shared::load_u32(address);
+                    slot = next + earlier;
+                    *(params.slot_token as *mut u32).add(slot as usize) = div_rem(entry, params.topk).0;
+                }
+                if entry < entries {
+                    *(params.entry_slot as *mut u32).add(entry as usize) = slot;
+                }
+                sync_warp();
+                if expert != NO_SLOT && earlier == 0 {
+                    shared::store_u32(address, next + peers.count_ones());
+                }
+                sync_warp();
+            }
+            group += 1;
+        }
+    }
+
+    /// First slot and token tile of each expert, from the number of its slots; `slots` is asked once an expert, `first_slot`
+    /// told.
+    #[inline(always)]
+    unsafe fn scan_experts(params: &RouteParams, slots: impl Fn(u32) -> u32, first_slot: impl Fn(u32, u32)) {
+        let thread = thread_idx_x();
+        let expert_offset = params.expert_offset as *mut u32;
+        let tile_offset = params.tile_offset as *mut u32;
+        // SAFETY: experts + 1 offsets each; two amax cells.
+        unsafe {
+            if thread < 2 {
+                *(params.amax_bits as *mut u32).add(thread as usize) = 0;
+            }
+            let mut carry = [0; 2];
+            let mut first = 0;
+            while first < params.experts {
+                let expert = first + thread;
+                let slots = if expert < params.experts { slots(expert) } else { 0 };
+                let tiles = div_rem(slots + params.token_tile - 1, params.token_tile).0;
+                let (before, total) = block_exclusive_sums([slots, tiles], thread);
+                if expert < params.experts {
+                    *expert_offset.add(expert as usize) = carry[0] + before[0];
+                    *tile_offset.add(expert as usize) = carry[1] + before[1];
+                    first_slot(expert, carry[0] + before[0]);
+                }
+                carry = [carry[0] + total[0], carry[1] + total[1]];
+                first += THREADS;
+            }
+            if thread == 0 {
+                *expert_offset.add(params.experts as usize) = carry[0];
+                *tile_offset.add(params.experts as usize) = carry[1];
+            }
+        }
+    }
+
     /// Counts the entries of each chunk for each expert.
     ///
     /// # Safety
@@ -96,13 +189,7 @@ mod device {
             let counts = params.chunk_counts as *mut u32;
             let mut expert = thread;
             while expert < params.experts {
-                let mut sum = 0;
-                let mut warp = 0;
-                while warp < WARPS {
-                    sum += shared::load_u32(counter(warp, expert, params.experts));
-                    warp += 1;
-                }
-                *counts.add((chunk * params.experts + expert) as usize) = sum;
+                *counts.add((chunk * params.experts + expert) as usize) = counted(expert, params.experts);
                 expert += THREADS;
             }
         }
@@ -127,7 +214,7 @@ mod device {
     unsafe fn block_exclusive_sums(values: [u32; 2], thread: u32) -> ([u32; 2], [u32; 2]) {
         let (warp, lane) = (thread / 32, thread % 32);
         let inclusive = [warp_inclusive_sum(values[0], lane), warp_inclusive_sum(values[1], lane)];
-        // SAFETY: SCAN_SHARED_BYTES hold two sums for each warp.
+        // SAFETY: SUMS_BYTES hold two sums for each warp.
         unsafe {
             if lane == 31 {
                 shared::store_u32(shared::dynamic() + warp * 8, inclusive[0]);
@@ -136,7 +223,7 @@ mod device {
             sync_threads();
             let (mut before, mut total) = ([0; 2], [0; 2]);
             let mut other = 0;
-            while other < SCAN_THREADS / 32 {
+            while other < WARPS {
                 let sums = shared::load_v2(shared::dynamic() + other * 8);
                 if other < warp {
                     before = [before[0] + sums[0], before[1] + sums[1]];
@@ -152,46 +239,24 @@ mod device {
     /// First slot and first token tile of each expert; each chunk's counts become the sums over earlier chunks.
     ///
     /// # Safety
-    /// The params' pointers are as documented there; one block of [`SCAN_THREADS`], [`SCAN_SHARED_BYTES`].
+    /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_scan(params: RouteParams) {
+        let counts = params.chunk_counts as *mut u32;
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
-            let thread = thread_idx_x();
-            let counts = params.chunk_counts as *mut u32;
-            let expert_offset = params.expert_offset as *mut u32;
-            let tile_offset = params.tile_offset as *mut u32;
-            if thread < 2 {
-                *(params.amax_bits as *mut u32).add(thread as usize) = 0;
-            }
-            let mut carry = [0; 2];
-            let mut first = 0;
-            while first < params.experts {
-                let expert = first + thread;
-                let mut slots = 0;
-                if expert < params.experts {
-                    let mut chunk = 0;
-                    while chunk < params.chunks {
-                        let count = counts.add((chunk * params.experts + expert) as usize);
-                        let earlier = slots;
-                        slots += *count;
-                        *count = earlier;
-                        chunk += 1;
-                    }
+            let accumulate_chunks = |expert| {
+                let (mut slots, mut chunk) = (0, 0);
+                while chunk < params.chunks {
+                    let count = counts.add((chunk * params.experts + expert) as usize);
+                    let earlier = slots;
+                    slots += *count;
+                    *count = earlier;
+                    chunk += 1;
                 }
-                let tiles = div_rem(slots + params.token_tile - 1, params.token_tile).0;
-                let (before, total) = block_exclusive_sums([slots, tiles], thread);
-                if expert < params.experts {
-                    *expert_offset.add(expert as usize) = carry[0] + before[0];
-                    *tile_offset.add(expert as usize) = carry[1] + before[1];
-                }
-                carry = [carry[0] + total[0], carry[1] + total[1]];
-                first += SCAN_THREADS;
-            }
-            if thread == 0 {
-                *expert_offset.add(params.experts as usize) = carry[0];
-                *tile_offset.add(params.experts as usize) = carry[1];
-            }
+                slots
+            };
+            scan_experts(&params, accumulate_chunks, |_, _| {});
         }
     }
 
@@ -210,47 +275,38 @@ mod device {
             count_entries(&params, entries, first, warp, lane);
             sync_threads();
 
-            // Counters become the next free slot of each warp and expert.
             let mut expert = thread;
             while expert < params.experts {
-                let mut next = *(params.expert_offset as *const u32).add(expert as usize)
+                let next = *(params.expert_offset as *const u32).add(expert as usize)
                     + *(params.chunk_counts as *const u32).add((chunk * params.experts + expert) as usize);
-                let mut other = 0;
-                while other < WARPS {
-                    let address = counter(other, expert, params.experts);
-                    let count = shared::load_u32(address);
-                    shared::store_u32(address, next);
-                    next += count;
-                    other += 1;
-                }
+                counters_to_slots(expert, params.experts, next);
                 expert += THREADS;
             }
             sync_threads();
+            place_entries(&params, entries, first, warp, lane);
+        }
+    }
 
-            let mut group = 0;
-            while group < GROUPS {
-                let entry = first + group * 32 + lane;
-                let expert = local_expert(&params, entry, entries);
-                let peers = match_any(expert);
-                let earlier = (peers & ((1 << lane) - 1)).count_ones();
-                let mut slot = NO_SLOT;
-                let address = counter(warp, expert, params.experts);
-                let mut next = 0;
-                if expert != NO_SLOT {
-                    next = shared::load_u32(address);
-                    slot = next + earlier;
-                    *(params.slot_token as *mut u32).add(slot as usize) = div_rem(entry, params.topk).0;
-                }
-                if entry < entries {
-                    *(params.entry_slot as *mut u32).add(entry as usize) = slot;
-                }
-                sync_warp();
-                if expert != NO_SLOT && earlier == 0 {
-                    shared::store_u32(address, next + peers.count_ones());
-                }
-                sync_warp();
-                group += 1;
-            }
+    /// The whole of routing, for one chunk.
+    ///
+    /// # Safety
+    /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
+    #[unsafe(no_mangle)]
+    pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
+        // SAFETY: every index is below the sizes documented in RouteParams.
+        unsafe {
+            let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);
+            let entries = params.tokens.get() * params.topk;
+            let first = warp * GROUPS * 32;
+            count_entries(&params, entries, first, warp, lane);
+            sync_threads();
+            scan_experts(
+                &params,
+                |expert| counted(expert, params.experts),
+                |expert, first_slot| counters_to_slots(expert, params.experts, first_slot),
+            );
+            sync_threads();
+            place_entries(&params, entries, first, warp, lane);
         }
     }
 }

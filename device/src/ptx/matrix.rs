@@ -43,3 +43,15 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     };
     product
 }
+
+/// `prmt.b32` that puts one half of `pair` into both: the low one, or with `HIGH` the high one.
+#[inline(always)]
+pub fn broadcast_half<const HIGH: bool>(pair: u32) -> u32 {
+    let both;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("prmt.b32 {0}, {1}, {1}, {2};", out(reg32) both, in(reg32) pair,
+            const if HIGH { 0x3232 } else { 0x1010 }, options(pure, nomem, nostack))
+    };
+    both
+}

@@ -12,7 +12,8 @@ const PORTABLE_PTX: &str = include_str!("../../ptx/sm_80.ptx");
 /// CUDA version that the PTX needs (ISA 8.0).
 const NEEDED_CUDA: (u32, u32) = (12, 0);
 
-const KERNELS: [&str; 7] = ["route_count", "route_scan", "route_place", "amax", "quantize", "combine", "pack"];
+const KERNELS: [&str; 8] =
+    ["route_single", "route_count", "route_scan", "route_place", "amax", "quantize", "combine", "pack"];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
 #[derive(Clone, Debug)]
@@ -23,6 +24,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     device: Device,
+    module: Module,
     functions: BTreeMap<&'static str, Function>,
 }
 
@@ -43,13 +45,18 @@ impl Engine {
             function.set_max_dynamic_shared(shared_bytes)?;
             functions.insert(kernel, function);
         }
-        Ok(Self { inner: Arc::new(Inner { device: device.clone(), functions }) })
+        Ok(Self { inner: Arc::new(Inner { device: device.clone(), module, functions }) })
     }
 
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
+    }
+
+    /// A kernel that no forward needs, looked up when it is wanted.
+    pub(super) fn function(&self, kernel: &'static str) -> Result<Function, DriverError> {
+        self.inner.module.function(kernel)
     }
 
     /// Starts one launch.

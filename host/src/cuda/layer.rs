@@ -96,12 +96,7 @@ impl MoeLayer {
     ///
     /// # Errors
     /// [`CallError`]: buffers that do not fit the plan, or a driver failure.
-    pub fn forward(
-        &self,
-        workspace: &mut Workspace,
-        call: &Call<'_>,
-        stream: StreamHandle<'_>,
-    ) -> Result<(), CallError> {
+    pub fn forward(&self, workspace: &Workspace, call: &Call<'_>, stream: StreamHandle<'_>) -> Result<(), CallError> {
         let addresses = call.addresses(&self.plan)?;
         // SAFETY: the buffers are alive and large enough; freeing one waits for the device.
         unsafe { self.forward_raw(workspace, &addresses, stream) }
@@ -117,7 +112,7 @@ impl MoeLayer {
     /// otherwise until the stream has passed.
     pub unsafe fn forward_raw(
         &self,
-        workspace: &mut Workspace,
+        workspace: &Workspace,
         call: &CallAddresses,
         stream: StreamHandle<'_>,
     ) -> Result<(), CallError> {
@@ -137,7 +132,7 @@ impl MoeLayer {
     /// As [`MoeLayer::forward_raw`].
     pub unsafe fn forward_stage(
         &self,
-        workspace: &mut Workspace,
+        workspace: &Workspace,
         call: &CallAddresses,
         stage: Stage,
         tile: usize,
@@ -158,7 +153,8 @@ impl MoeLayer {
     }
 }
 
-/// Scratch memory of a forward. One serves every layer whose plan needs no more, one call at a time.
+/// Scratch memory of a forward. One serves every layer whose plan needs no more, and any number of captured graphs, one
+/// call at a time: calls that share a workspace must be ordered on one stream, or they overwrite each other's values.
 #[derive(Debug)]
 pub struct Workspace {
     buffer: DeviceBuffer,

@@ -90,7 +90,7 @@ pub(super) struct ForwardArgs {
 
 /// Inputs, wherever they come from.
 enum Given {
-    File { path: PathBuf, found: bool, inputs: LayerInputs },
+    File { path: PathBuf, found: bool, inputs: Box<LayerInputs> },
     Random { seed: u64, inputs: RandomInputs },
 }
 
@@ -121,7 +121,7 @@ struct Outcome {
 }
 
 pub(super) fn run(args: &ForwardArgs) -> anyhow::Result<Verdict> {
-    if !(args.tolerance >= 0.0) {
+    if args.tolerance.is_nan() || args.tolerance < 0.0 {
         anyhow::bail!("--tolerance is {}, but must be 0 or more", args.tolerance);
     }
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
@@ -249,7 +249,7 @@ fn open_inputs(args: &ForwardArgs, checkpoint: &Checkpoint, layer: &LayerView<'_
                 layer.hidden()
             );
         }
-        return Ok(Given::File { path, found, inputs });
+        return Ok(Given::File { path, found, inputs: Box::new(inputs) });
     }
     let Some(topk) = checkpoint.topk() else {
         anyhow::bail!(

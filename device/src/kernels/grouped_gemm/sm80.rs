@@ -8,8 +8,8 @@
 //! steps of 16 into one accumulator, whatever the tile: a slot's result does not depend on the tile or the batch.
 //!
 //! A persistent grid takes tiles in the order expert, row tile, token tile, so that an expert's weights are read from
-//! memory once. Shared memory: `STAGES` stages of (weight tiles, activation rows); a row of 64 activations is 8 chunks of
-//! 16 bytes, chunk c of row n at c ^ (n % 8), so that `ldmatrix` meets no bank twice.
+//! memory once. Shared memory: a ring of stages of (weight tiles, activation rows); a row of activations is 8 chunks of 16
+//! bytes for each K tile, chunk c of row n at c ^ (n % 8), so that `ldmatrix` meets no bank twice.
 
 use crate::format::packed::TileOrder;
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
@@ -17,9 +17,6 @@ use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 /// Threads of a block: 4 warps.
 pub const THREADS: u32 = 128;
 const WARPS: usize = 4;
-const STAGE_K: usize = MmaTile::K;
-const ACTIVATION_ROW_BYTES: usize = STAGE_K * 2;
-
 /// Tile of one variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileShape {
@@ -29,6 +26,8 @@ pub struct TileShape {
     pub row_fragments: usize,
     /// Fragments of 8 slots of a warp.
     pub slot_fragments: usize,
+    /// K tiles of a stage.
+    pub stage_tiles: usize,
     /// Stages of the copy pipeline.
     pub stages: usize,
     /// Registers that a thread takes, about: for the number of resident blocks.
@@ -52,9 +51,14 @@ impl TileShape {
         self.rows() + 4
     }
 
+    /// Chunks of 16 bytes of an activation row of a stage.
+    pub const fn chunks(&self) -> usize {
+        self.stage_tiles * MmaTile::K * 2 / 16
+    }
+
     /// Bytes of one stage.
     pub const fn stage_bytes(&self) -> usize {
-        self.rows() / MmaTile::ROWS * MmaTile::BYTES + self.slots() * ACTIVATION_ROW_BYTES
+        self.rows() / MmaTile::ROWS * self.stage_tiles * MmaTile::BYTES + self.slots() * self.chunks() * 16
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -65,11 +69,11 @@ impl TileShape {
 
 /// The variants, by slots of a tile: `grouped_gemm_n8` and so on.
 pub const TILES: [TileShape; 5] = [
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 1, stages: 8, registers: 64 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 2, stages: 7, registers: 72 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 4, stages: 6, registers: 80 },
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stages: 4, registers: 168 },
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stages: 4, registers: 256 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 1, stage_tiles: 2, stages: 5, registers: 64 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 2, stage_tiles: 2, stages: 5, registers: 72 },
+    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 4, stage_tiles: 2, stages: 5, registers: 80 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stage_tiles: 1, stages: 4, registers: 168 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stage_tiles: 1, stages: 4, registers: 256 },
 ];
 
 /// Kernel names of [`TILES`].
@@ -95,27 +99,25 @@ mod device {
 
     use super::*;
     use crate::format::packed::{Half, interleaved_row};
+    use crate::format::tile_mma;
     use crate::format::tile_mma::{FRAGMENT_CODE_BYTES, FRAGMENT_K, FRAGMENT_SCALE_BYTES};
-    use crate::format::{e2m1, ue4m3};
     use crate::kernels::{
         activation::activate,
         device_rows::{div_rem, find_expert},
     };
     use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
     use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};
-    use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16, multiply_f16x2};
+    use crate::ptx::matrix::{broadcast_half, load_x4, mma_m16n8k16_f16, multiply_f16x2};
     use crate::ptx::shared;
     use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 
-    /// 2^15 in both halves: makes a block scale of 2^-8 times its value one of 2^7 times.
-    const SCALE_UP: u32 = 0x7800_7800;
-    /// Undoes the 2^-7 that all weights of the tensor-core product carry.
-    const UNSCALE: f32 = 128.0;
-    const _: () = assert!(e2m1::F16_SCALE_LOG2 + ue4m3::F16_SCALE_LOG2 + 15 == -7);
+    /// 2^SCALE_UP_LOG2 as an f16, in both halves.
+    const SCALE_UP: u32 = ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 10 | ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 26;
+    /// Undoes the power of two that all weights carry.
+    const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
 
-    const CHUNKS: usize = ACTIVATION_ROW_BYTES / 16;
-    /// Activation rows that the block copies at a time, a chunk a thread.
-    const COPY_ROWS: usize = THREADS as usize / CHUNKS;
+    /// Chunks of 16 bytes of an activation row of one K tile.
+    const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
 
     /// What one tile is about.
     struct Tile {
@@ -155,9 +157,15 @@ mod device {
         }
     }
 
-    /// Starts the copies of one stage.
+    /// Starts the copies of one stage: K tiles from `k_tile` on, zeros where the matrix or the expert's slots end.
     #[inline(always)]
-    unsafe fn fetch_stage<const ROWS: usize, const SLOTS: usize, const COPIES: usize>(
+    unsafe fn fetch_stage<
+        const ROWS: usize,
+        const SLOTS: usize,
+        const COPIES: usize,
+        const STAGE_TILES: usize,
+        const CHUNKS: usize,
+    >(
         params: &GroupedGemmParams,
         tile: &Tile,
         sources: &[u32; COPIES],
@@ -165,83 +173,96 @@ mod device {
         k_tile: u32,
     ) {
         let thread = thread_idx_x();
-        let tiles = ROWS / MmaTile::ROWS;
-        // SAFETY: weight tiles beyond the matrix and slots beyond the expert are zero-filled, not read.
+        let row_tiles = ROWS / MmaTile::ROWS;
+        // SAFETY: what does not exist is zero-filled, not read.
         unsafe {
+            // K tiles of a row tile follow each other in memory, as they do in the stage.
+            let run = (STAGE_TILES * MmaTile::BYTES) as u32;
+            let left = (params.k_tiles - k_tile) * MmaTile::BYTES as u32;
             let mut i = 0;
-            while i < tiles {
+            while i < row_tiles {
                 let row_tile = tile.row / MmaTile::ROWS as u32 + i as u32;
-                let exists = row_tile < params.row_tiles;
+                let exists = row_tiles == 1 || row_tile < params.row_tiles;
                 let index = if exists { row_tile as usize * params.k_tiles as usize + k_tile as usize } else { 0 };
                 let source = tile.weights.add(index * MmaTile::BYTES);
                 let mut offset = thread * 16;
-                while offset < MmaTile::BYTES as u32 {
-                    let shared = stage + (i * MmaTile::BYTES) as u32 + offset;
-                    copy_16(shared, source.add(offset as usize), if exists { 16 } else { 0 });
+                while offset < run {
+                    let bytes = if exists && (STAGE_TILES == 1 || offset < left) { 16 } else { 0 };
+                    copy_16(stage + i as u32 * run + offset, source.add(offset as usize), bytes);
                     offset += THREADS * 16;
                 }
                 i += 1;
             }
-            let activations = stage + (tiles * MmaTile::BYTES) as u32;
+            let activations = stage + row_tiles as u32 * run;
             let (row, chunk) = (thread / CHUNKS as u32, thread % CHUNKS as u32);
+            let k_exists = STAGE_TILES == 1 || k_tile + chunk / TILE_CHUNKS < params.k_tiles;
             let mut i = 0;
-            while i < sources.len() {
-                let row = row + (i * COPY_ROWS) as u32;
+            while i < COPIES {
+                let row = row + (i * THREADS as usize / CHUNKS) as u32;
                 if row < SLOTS as u32 {
-                    let exists = row < tile.slots;
-                    let shared = activations + row * ACTIVATION_ROW_BYTES as u32 + (chunk ^ (row % 8)) * 16;
-                    let source =
-                        (params.activations as *const u8).add((sources[i] + k_tile * CHUNKS as u32) as usize * 16);
-                    copy_16(shared, source, if exists { 16 } else { 0 });
+                    let bytes = if row < tile.slots && k_exists { 16 } else { 0 };
+                    let shared = activations + (row * CHUNKS as u32 + (chunk ^ (row % 8))) * 16;
+                    let source = (sources[i] + k_tile * TILE_CHUNKS) as usize * 16;
+                    copy_16(shared, (params.activations as *const u8).add(source), bytes);
                 }
                 i += 1;
             }
         }
     }
 
-    /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the two rows' scales.
+    /// Scales of four blocks of a row, times 2^7, as pairs of blocks (0, 2) and (1, 3).
     #[inline(always)]
-    fn dequantize(codes: u32, scales: [u32; 2]) -> [u32; 4] {
+    fn row_scales(word: u32) -> [u32; 2] {
+        let [even, odd] = tile_mma::scale_pairs(word);
+        [multiply_f16x2(even, SCALE_UP), multiply_f16x2(odd, SCALE_UP)]
+    }
+
+    /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the scales of its two rows.
+    #[inline(always)]
+    fn dequantize(codes: u32, scales: &[[u32; 2]; 2], step: usize) -> [u32; 4] {
+        let scale = |row: usize| {
+            let pair = scales[row][step % 2];
+            if step / 2 == 1 { broadcast_half::<true>(pair) } else { broadcast_half::<false>(pair) }
+        };
+        let (low, high) = (scale(0), scale(1));
+        let registers = tile_mma::fragment_registers(codes);
         [
-            multiply_f16x2(e2m1::pair_to_f16x2_scaled(codes << 12), scales[0]),
-            multiply_f16x2(e2m1::pair_to_f16x2_scaled(codes << 8), scales[1]),
-            multiply_f16x2(e2m1::pair_to_f16x2_scaled(codes << 4), scales[0]),
-            multiply_f16x2(e2m1::pair_to_f16x2_scaled(codes), scales[1]),
+            multiply_f16x2(registers[0], low),
+            multiply_f16x2(registers[1], high),
+            multiply_f16x2(registers[2], low),
+            multiply_f16x2(registers[3], high),
         ]
     }
 
+    /// Multiplies one K tile of a stage into the accumulators.
     #[inline(always)]
-    fn scale_pair(words: [u32; 2], step: usize) -> [u32; 2] {
-        let one = |word: u32| multiply_f16x2(ue4m3::to_f16x2_scaled((word >> (8 * step)) & 0xFF), SCALE_UP);
-        [one(words[0]), one(words[1])]
-    }
-
-    /// Multiplies one stage into the accumulators.
-    #[inline(always)]
-    unsafe fn multiply_stage<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize>(
+    unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize, const CHUNKS: usize>(
         accumulators: &mut [[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS],
-        weights: u32,
+        tile: u32,
         first_fragment: u32,
         activations: u32,
+        first_chunk: u32,
         lane: u32,
     ) {
-        const FRAGMENTS_A_TILE: u32 = (MmaTile::ROWS / FRAGMENT_ROWS) as u32;
-        // A warp's fragments lie in one tile.
-        const { assert!(FRAGMENTS_A_TILE as usize % ROW_FRAGMENTS == 0) };
-        let tile = weights + first_fragment / FRAGMENTS_A_TILE * MmaTile::BYTES as u32;
-        let inner = first_fragment % FRAGMENTS_A_TILE;
-        let codes_at = tile + inner * FRAGMENT_CODE_BYTES as u32 + lane * 16;
-        let scales_at = tile + (MmaTile::CODE_BYTES as u32) + inner * FRAGMENT_SCALE_BYTES as u32 + lane / 4 * 8;
+        let codes_at = tile + first_fragment * FRAGMENT_CODE_BYTES as u32 + lane * 16;
+        let scales_at = tile + MmaTile::CODE_BYTES as u32 + first_fragment * FRAGMENT_SCALE_BYTES as u32 + lane / 4 * 8;
         // SAFETY: addresses inside the stage, which has been waited for.
         unsafe {
+            let mut codes = [[0; 4]; ROW_FRAGMENTS];
+            let mut scales = [[[0; 2]; 2]; ROW_FRAGMENTS];
+            let mut m = 0;
+            while m < ROW_FRAGMENTS {
+                codes[m] = shared::load_v4(codes_at + (m * FRAGMENT_CODE_BYTES) as u32);
+                let [low, high] = shared::load_v2(scales_at + (m * FRAGMENT_SCALE_BYTES) as u32);
+                scales[m] = [row_scales(low), row_scales(high)];
+                m += 1;
+            }
             let mut step = 0;
-            while step < STAGE_K / FRAGMENT_K {
+            while step < MmaTile::K / FRAGMENT_K {
                 let mut a = [[0; 4]; ROW_FRAGMENTS];
                 let mut m = 0;
                 while m < ROW_FRAGMENTS {
-                    let codes = shared::load_u32(codes_at + (m * FRAGMENT_CODE_BYTES + step * 4) as u32);
-                    let scales = shared::load_v2(scales_at + (m * FRAGMENT_SCALE_BYTES) as u32);
-                    a[m] = dequantize(codes, scale_pair(scales, step));
+                    a[m] = dequantize(codes[m][step], &scales[m], step);
                     m += 1;
                 }
                 let mut n = 0;
@@ -249,8 +270,8 @@ mod device {
                     // Lanes 8i..8i+7 address: i % 2, the half of 8 K; i / 2, the fragment of 8 slots (lanes 16..31 repeat
                     // the first where there is only one).
                     let fragment = if SLOT_FRAGMENTS > 1 { n as u32 + lane / 16 } else { 0 };
-                    let row = activations + (fragment * 8 + lane % 8) * ACTIVATION_ROW_BYTES as u32;
-                    let chunk = (step as u32 * 2 + lane / 8 % 2) ^ (lane % 8);
+                    let row = activations + (fragment * 8 + lane % 8) * (CHUNKS * 16) as u32;
+                    let chunk = (first_chunk + step as u32 * 2 + lane / 8 % 2) ^ (lane % 8);
                     let b = load_x4(row + chunk * 16);
                     let mut pair = 0;
                     while pair < 2 && n + pair < SLOT_FRAGMENTS {
@@ -337,18 +358,23 @@ mod device {
         const SLOT_FRAGMENTS: usize,
         const ROWS: usize,
         const SLOTS: usize,
+        const STAGE_TILES: usize,
+        const CHUNKS: usize,
         const COPIES: usize,
-        const STAGES: usize,
         const PENDING: u32,
     >(
         params: &GroupedGemmParams,
         shape: &TileShape,
     ) {
-        let ahead = STAGES as u32 - 1;
+        let stages = PENDING + 2;
         let (thread, shared) = (thread_idx_x(), shared::dynamic());
         let (warp, lane) = (thread / 32, thread % 32);
         let (warp_row, warp_slot) = (warp % ROW_WARPS as u32, warp / ROW_WARPS as u32);
         let block_rows = params.row_tiles.div_ceil((ROWS / MmaTile::ROWS) as u32);
+        // A warp's fragments lie in one row tile.
+        let fragments_a_tile = (MmaTile::ROWS / FRAGMENT_ROWS) as u32;
+        let warp_tile = warp_row * ROW_FRAGMENTS as u32 / fragments_a_tile;
+        let first_fragment = warp_row * ROW_FRAGMENTS as u32 % fragments_a_tile;
         // SAFETY: see the functions called; the ring's stages are inside the planned shared memory.
         unsafe {
             let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
@@ -360,48 +386,70 @@ mod device {
                 let mut sources = [0; COPIES];
                 let mut i = 0;
                 while i < COPIES {
-                    let inner = thread / CHUNKS as u32 + (i * COPY_ROWS) as u32;
+                    let inner = thread / CHUNKS as u32 + (i * THREADS as usize / CHUNKS) as u32;
                     if inner < tile.slots {
                         let slot = tile.slot + inner;
                         let row =
                             if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot as usize) };
-                        sources[i] = row * params.k_tiles * CHUNKS as u32 + thread % CHUNKS as u32;
+                        sources[i] = row * params.k_tiles * TILE_CHUNKS + thread % CHUNKS as u32;
                     }
                     i += 1;
                 }
 
                 let mut accumulators = [[[0.0; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
                 let mut fetched = 0;
-                while fetched < ahead {
+                let mut write_stage = shared;
+                while write_stage < shared + (stages - 1) * shape.stage_bytes() as u32 {
                     if fetched < params.k_tiles {
-                        let stage = shared + fetched * shape.stage_bytes() as u32;
-                        fetch_stage::<ROWS, SLOTS, COPIES>(params, &tile, &sources, stage, fetched);
+                        fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
+                            params,
+                            &tile,
+                            &sources,
+                            write_stage,
+                            fetched,
+                        );
                     }
                     commit_group();
-                    fetched += 1;
+                    fetched += STAGE_TILES as u32;
+                    write_stage += shape.stage_bytes() as u32;
                 }
-                let (mut read_stage, mut write_stage) = (0, ahead);
+                let mut read_stage = shared;
                 let mut k_tile = 0;
                 while k_tile < params.k_tiles {
-                    // All of stage k_tile is here, and everyone is done with the stage that is fetched next.
+                    // All of this stage is here, and everyone is done with the one that is fetched next.
                     wait_group::<PENDING>();
                     sync_threads();
                     if fetched < params.k_tiles {
-                        let stage = shared + write_stage * shape.stage_bytes() as u32;
-                        fetch_stage::<ROWS, SLOTS, COPIES>(params, &tile, &sources, stage, fetched);
+                        fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
+                            params,
+                            &tile,
+                            &sources,
+                            write_stage,
+                            fetched,
+                        );
                     }
                     commit_group();
-                    fetched += 1;
-                    write_stage = if write_stage + 1 == STAGES as u32 { 0 } else { write_stage + 1 };
+                    fetched += STAGE_TILES as u32;
+                    write_stage = next_stage(write_stage, shared, shape);
 
-                    let weights = shared + read_stage * shape.stage_bytes() as u32;
-                    let activations = weights
-                        + (ROWS / MmaTile::ROWS * MmaTile::BYTES) as u32
-                        + warp_slot * (SLOT_FRAGMENTS * 8 * ACTIVATION_ROW_BYTES) as u32;
-                    let first_fragment = warp_row * ROW_FRAGMENTS as u32;
-                    multiply_stage(&mut accumulators, weights, first_fragment, activations, lane);
-                    read_stage = if read_stage + 1 == STAGES as u32 { 0 } else { read_stage + 1 };
-                    k_tile += 1;
+                    let weights = read_stage + warp_tile * (STAGE_TILES * MmaTile::BYTES) as u32;
+                    let activations = read_stage
+                        + (ROWS / MmaTile::ROWS * STAGE_TILES * MmaTile::BYTES) as u32
+                        + warp_slot * (SLOT_FRAGMENTS * 8 * CHUNKS * 16) as u32;
+                    let mut i = 0;
+                    while i < STAGE_TILES {
+                        multiply_tile::<ROW_FRAGMENTS, SLOT_FRAGMENTS, CHUNKS>(
+                            &mut accumulators,
+                            weights + (i * MmaTile::BYTES) as u32,
+                            first_fragment,
+                            activations,
+                            i as u32 * TILE_CHUNKS,
+                            lane,
+                        );
+                        i += 1;
+                    }
+                    read_stage = next_stage(read_stage, shared, shape);
+                    k_tile += STAGE_TILES as u32;
                 }
                 let (row, slot) =
                     (warp_row * (ROW_FRAGMENTS * FRAGMENT_ROWS) as u32, warp_slot * (SLOT_FRAGMENTS * 8) as u32);
@@ -416,6 +464,13 @@ mod device {
                 index += grid_dim_x();
             }
         }
+    }
+
+    /// Address of the stage behind `stage` in the ring.
+    #[inline(always)]
+    fn next_stage(stage: u32, shared: u32, shape: &TileShape) -> u32 {
+        let next = stage + shape.stage_bytes() as u32;
+        if next == shared + shape.shared_bytes() { shared } else { next }
     }
 
     macro_rules! variant {
@@ -436,8 +491,9 @@ mod device {
                         { TILE.slot_fragments },
                         { TILE.rows() },
                         { TILE.slots() },
-                        { TILE.slots().div_ceil(COPY_ROWS) },
-                        { TILE.stages },
+                        { TILE.stage_tiles },
+                        { TILE.chunks() },
+                        { (TILE.slots() * TILE.chunks()).div_ceil(THREADS as usize) },
                         { TILE.stages as u32 - 2 },
                     >(&params, &TILE)
                 }
