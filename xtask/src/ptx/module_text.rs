@@ -9,6 +9,8 @@ use anyhow::{Result, bail};
 pub(crate) fn check(ptx: &str) -> Result<()> {
     let mut kernels = 0;
     let mut kernel = "";
+    // Said only if nothing calls it: the call says which kernel is wrong.
+    let mut function = None;
     for (number, line) in ptx.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default().trim();
         let mut words = code.split(|c: char| c.is_whitespace() || "(;,".contains(c)).filter(|word| !word.is_empty());
@@ -19,7 +21,8 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
         }
         let at = || format!("line {} of the PTX (`{code}`)", number + 1);
         if words.clone().any(|word| word == ".func") {
-            bail!("{} declares a function, but device code is inlined into kernels and never panics", at());
+            function.get_or_insert_with(at);
+            continue;
         }
         // A predicate may come before the instruction.
         let instruction = words.find(|word| !word.starts_with('@') && *word != "{").unwrap_or_default();
@@ -29,6 +32,9 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
         if instruction == "trap" {
             bail!("{} is a trap in kernel {kernel}, but device code never panics", at());
         }
+    }
+    if let Some(at) = function {
+        bail!("{at} declares a function, but device code is inlined into kernels and never panics");
     }
     if kernels == 0 {
         bail!("the PTX has no kernel");
@@ -62,6 +68,13 @@ mod tests {
             assert!(error.to_string().contains(part), "{error}");
             assert!(error.to_string().contains("line 6"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_call_says_more_than_the_function_it_calls() {
+        let text = format!(".func panic()\n{}", KERNEL.replace("ret;", "call.uni panic, (p);"));
+        let error = check(&text).expect_err("a call");
+        assert!(error.to_string().contains("panic, (p);`) calls a function in kernel amax"), "{error}");
     }
 
     #[test]
