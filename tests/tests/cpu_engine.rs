@@ -81,7 +81,7 @@ impl Case {
 /// A forward into a buffer that was full of NaN.
 fn run(layer: &MoeLayer, inputs: &Inputs<'_>) -> Vec<f32> {
     let mut workspace = Workspace::new(layer, inputs.topk_ids.len() / inputs.topk);
-    assert_eq!(workspace.bytes(), Workspace::planned_bytes(layer, workspace.max_tokens()));
+    assert_eq!(workspace.bytes(), Workspace::planned_bytes(layer.spec(), workspace.max_tokens()));
     let mut out = vec![f32::NAN; inputs.hidden.len()];
     layer.forward(&mut workspace, inputs, OutputRows::F32(&mut out), false).unwrap();
     out
