@@ -196,6 +196,8 @@ fn activate(activation: Activation, gate: Option<f64>, up: f64) -> f64 {
 #[must_use]
 pub fn row_errors(got: &[f32], expected: &[f64], width: usize) -> Vec<f64> {
     assert_eq!(got.len(), expected.len());
+    // No rows have no width.
+    let width = width.max(1);
     got.chunks_exact(width)
         .zip(expected.chunks_exact(width))
         .map(|(got, expected)| {

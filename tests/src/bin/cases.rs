@@ -37,12 +37,13 @@ fn main() -> Result<ExitCode> {
     let Arguments { device, size, list, filter } = parse(std::env::args().skip(1))?;
     let runner = Runner::choose(device)?;
     println!("{} ({})", runner.device_name(), runner.reason());
+    let lab = Lab { runner: &runner, size };
     if list {
-        cases::names(&runner).iter().for_each(|name| println!("{name}"));
+        cases::names(&lab).iter().for_each(|name| println!("{name}"));
         return Ok(ExitCode::SUCCESS);
     }
     let (mut passed, mut failed) = (0, 0);
-    cases::run(&Lab { runner: &runner, size }, filter.as_deref(), &mut |result| match &result.outcome {
+    cases::run(&lab, filter.as_deref(), &mut |result| match &result.outcome {
         Ok(()) => {
             passed += 1;
             println!("ok      {:<45} {:7.2} s", result.name, result.seconds);

@@ -44,8 +44,8 @@ pub(super) fn layers(lab: &Lab<'_>) -> Result<()> {
         big([2048, 768, 128, 8], all(128), 256, SWIGLU, ScaleMode::Static, shared),
         big([2048, 768, 128, 8], all(128), 16, SWIGLU, ScaleMode::PerToken, missing),
         big([2048, 768, 128, 8], all(128), 4096, SWIGLU, ScaleMode::Static, each),
-        big([7168, 3072, 384, 6], ExpertRange { first: 96, count: 12 }, 1024, clamped, ScaleMode::PerToken, missing),
-        big([7168, 2048, 256, 8], ExpertRange { first: 32, count: 8 }, 4096, SWIGLU, ScaleMode::Static, shared),
+        big([7168, 3072, 24, 6], ExpertRange { first: 6, count: 12 }, 1024, clamped, ScaleMode::PerToken, missing),
+        big([7168, 2048, 16, 8], ExpertRange { first: 4, count: 8 }, 4096, SWIGLU, ScaleMode::Static, shared),
         big([2880, 2880, 32, 4], all(32), 128, OAI, ScaleMode::PerToken, missing),
         big([2688, 1856, 128, 6], all(128), 128, Activation::Relu2, ScaleMode::Static, each),
     ];

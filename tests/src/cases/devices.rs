@@ -7,7 +7,7 @@ use nvfp4_moe::driver::{DeviceBuffer, DriverError};
 use nvfp4_moe::harness::{DeviceChoice, HarnessError, Runner, Target};
 use nvfp4_moe::io::{Inputs, OutputRows, ScaleMode};
 use nvfp4_moe::plan::{Plan, PlanError};
-use nvfp4_moe::shape::ExpertRange;
+use nvfp4_moe::shape::{ExpertRange, MoeShape};
 
 use super::setup::{Batch, Lab, Layer, SWIGLU, matches};
 
@@ -63,13 +63,12 @@ pub(super) fn memory_cannot_be_had(lab: &Lab<'_>) -> Result<()> {
     }
     // The plan says so before anything is allocated.
     let before = device.free_memory()?.0;
-    let layer = Layer::new([7168, 16, 2, 2], SWIGLU, ScaleMode::PerToken);
-    let tokens = (total / (2 * 7168 * 4)) as usize + 1;
-    let error = lab.load(&layer, tokens).err().context("more tokens than memory")?;
+    let mut layer = Layer::new(SIZES, SWIGLU, ScaleMode::PerToken);
+    layer.spec.shape = MoeShape::new(16384, 16384, 1400, 2)?;
+    layer.spec.experts = ExpertRange::all(1400);
+    let error = lab.load(&layer, 16).err().context("more experts than memory")?;
     match error.downcast::<HarnessError>()? {
-        HarnessError::Plan(error @ (PlanError::DeviceMemory { .. } | PlanError::TooManyTokens { .. })) => {
-            says(&error, &["tokens"])?;
-        }
+        HarnessError::Plan(error @ PlanError::DeviceMemory { .. }) => says(&error, &["more ranks"])?,
         other => anyhow::bail!("{other}"),
     }
     ensure!(device.free_memory()?.0 == before, "memory was taken before the refusal");

@@ -37,6 +37,8 @@ enum Needs {
     Any,
     /// A GPU.
     Gpu,
+    /// A GPU whose memory nothing else takes and gives back: no sanitizer.
+    WholeGpu,
     /// A machine without an NVIDIA driver.
     NoDriver,
 }
@@ -55,6 +57,10 @@ const fn any(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> C
 
 const fn gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
     Case { name, needs: Needs::Gpu, check }
+}
+
+const fn whole_gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
+    Case { name, needs: Needs::WholeGpu, check }
 }
 
 const CASES: &[Case] = &[
@@ -109,8 +115,8 @@ const CASES: &[Case] = &[
     gpu("determinism/graph_accumulates", graphs::accumulating),
     any("memory/plans_are_exact", memory::plans_are_exact),
     any("memory/largest_and_smallest_plan", memory::largest_and_smallest_plan),
-    gpu("memory/layer_after_layer", memory::layer_after_layer),
-    gpu("memory/forward_allocates_nothing", memory::forward_allocates_nothing),
+    whole_gpu("memory/layer_after_layer", memory::layer_after_layer),
+    whole_gpu("memory/forward_allocates_nothing", memory::forward_allocates_nothing),
     any("precision/f16_hidden", precision::f16_hidden),
     any("precision/bf16_output", precision::bf16_output),
     gpu("precision/quantizer_on_the_device", device_kernels::quantizer),
@@ -118,7 +124,7 @@ const CASES: &[Case] = &[
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },
     gpu("devices/no_such_gpu", devices::no_such_gpu),
     gpu("devices/driver_too_old", devices::driver_too_old),
-    gpu("devices/memory_cannot_be_had", devices::memory_cannot_be_had),
+    whole_gpu("devices/memory_cannot_be_had", devices::memory_cannot_be_had),
     any("devices/architecture_without_kernels", devices::architecture_without_kernels),
     any("devices/not_enough_memory", devices::not_enough_memory),
     any("devices/not_enough_shared_memory", devices::not_enough_shared_memory),
@@ -136,18 +142,20 @@ pub struct CaseResult {
     pub seconds: f64,
 }
 
-/// Names of the checks that this device can run, in order.
+/// Names of the checks that this lab can run, in order.
 #[must_use]
-pub fn names(runner: &Runner) -> Vec<&'static str> {
-    listed(runner).map(|case| case.name).collect()
+pub fn names(lab: &Lab<'_>) -> Vec<&'static str> {
+    listed(lab).map(|case| case.name).collect()
 }
 
-fn listed(runner: &Runner) -> impl Iterator<Item = &'static Case> {
-    let gpu = runner.engine().is_some();
+fn listed(lab: &Lab<'_>) -> impl Iterator<Item = &'static Case> + use<> {
+    let gpu = lab.is_gpu();
+    let whole_gpu = gpu && lab.is_full();
     let no_driver = matches!(driver_available(), Err(DriverError::NoDriver { .. }));
     CASES.iter().filter(move |case| match case.needs {
         Needs::Any => true,
         Needs::Gpu => gpu,
+        Needs::WholeGpu => whole_gpu,
         Needs::NoDriver => no_driver,
     })
 }
@@ -162,7 +170,7 @@ pub fn run_all(runner: &Runner, filter: Option<&str>) -> Vec<CaseResult> {
 
 /// [`run_all`], giving each result away as soon as it is there.
 pub fn run(lab: &Lab<'_>, filter: Option<&str>, report: &mut dyn FnMut(CaseResult)) {
-    for case in listed(lab.runner).filter(|case| filter.is_none_or(|filter| case.name.contains(filter))) {
+    for case in listed(lab).filter(|case| filter.is_none_or(|filter| case.name.contains(filter))) {
         let start = Instant::now();
         // A check that panics has failed; the others still run.
         let outcome = match catch_unwind(AssertUnwindSafe(|| (case.check)(lab))) {

@@ -11,7 +11,8 @@ use nvfp4_moe::weights::RandomInputScales;
 use super::setup::{Batch, Lab, Layer, MODES, OAI, ROW_MODES, SWIGLU, matches};
 
 pub(super) fn odd_expert_counts(lab: &Lab<'_>) -> Result<()> {
-    for experts in [1, 5, 36, 40, 60, 130, 384] {
+    let counts = [1, 5, 130, 36, 40, 60, 384];
+    for &experts in if lab.is_full() { &counts[..] } else { &counts[..3] } {
         let topk = experts.min(6);
         for mode in MODES {
             let layer = Layer::new([96, 80, experts, topk], SWIGLU, mode);
@@ -46,7 +47,7 @@ pub(super) fn dimension_pairs(lab: &Lab<'_>) -> Result<()> {
 }
 
 pub(super) fn every_tail(lab: &Lab<'_>) -> Result<()> {
-    for sixteenths in 1..=17 {
+    for sixteenths in (1..=17).step_by(if lab.is_full() { 1 } else { 4 }) {
         let (hidden, intermediate) = (16 * sixteenths, 16 * (18 - sixteenths));
         let mode = MODES[sixteenths % 3];
         let activation = if sixteenths % 4 == 0 { Activation::Relu2 } else { OAI };
@@ -77,7 +78,8 @@ pub(super) fn few_tokens(lab: &Lab<'_>) -> Result<()> {
     for mode in MODES {
         let layer = Layer::new([96, 80, 8, 2], SWIGLU, mode);
         let mut roomy = lab.load(&layer, 129)?;
-        for tokens in [1, 2, 3, 16, 33, 118, 127, 128, 129] {
+        let counts = [1, 129, 33, 2, 3, 16, 118, 127, 128];
+        for &tokens in if lab.is_full() { &counts[..] } else { &counts[..3] } {
             let batch = Batch::new(&layer.spec.shape, tokens, tokens as u64);
             let expected = layer.expected(&batch.inputs());
             let what = format!("{tokens} tokens, {mode:?}");
