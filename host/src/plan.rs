@@ -29,7 +29,8 @@ pub enum PlanError {
     },
     /// A block's shared memory is too small.
     #[error(
-        "the GPU gives a block {found_bytes} bytes of shared memory, but {stage} needs {needed_bytes}; use another GPU or the CPU engine"
+        "the GPU gives a block {found_bytes} bytes of shared memory, but {stage} needs {needed_bytes}; use another GPU \
+         or the CPU engine (--device cpu)"
     )]
     SharedMemory {
         /// Stage that needs it.

@@ -1,3 +1,4 @@
-//! What the test suites compare the library with.
+//! What the test suites compare the library with, and the checks that run on any device.
 
+pub mod cases;
 pub mod reference;

@@ -6,7 +6,19 @@ use nvfp4_moe::activation::Activation;
 use nvfp4_moe::checkpoint::{RawExpert, RawMatrix};
 use nvfp4_moe::io::{HiddenRows, Inputs, ScaleMode};
 use nvfp4_moe::shape::ExpertRange;
-use nvfp4_moe_device::format::{block, e2m1, ue4m3};
+use nvfp4_moe_device::format::{BLOCK, block, e2m1, ue4m3};
+
+/// What a layer should give.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Columns.
+    pub width: usize,
+    /// `[tokens, width]`.
+    pub values: Vec<f64>,
+    /// Tokens of which some element of h lies so near the middle between two codes (or its block's scale between two
+    /// scales) that an f32 and an f64 forward may round it differently.
+    pub undecided: Vec<bool>,
+}
 
 /// The result, `[tokens, hidden]`, of the experts of `range` (`experts[i]` is the one with id `range.first + i`).
 ///
@@ -20,6 +32,21 @@ pub fn forward(
     scales: ScaleMode,
     inputs: &Inputs<'_>,
 ) -> Vec<f64> {
+    expected(experts, range, activation, scales, inputs).values
+}
+
+/// [`forward`], with what is needed to judge an f32 forward by it.
+///
+/// # Panics
+/// As [`forward`].
+#[must_use]
+pub fn expected(
+    experts: &[RawExpert<'_>],
+    range: ExpertRange,
+    activation: Activation,
+    scales: ScaleMode,
+    inputs: &Inputs<'_>,
+) -> Expected {
     assert_eq!(experts.len(), range.count);
     let tokens = inputs.topk_ids.len() / inputs.topk;
     let width = inputs.hidden.len() / tokens.max(1);
@@ -34,10 +61,6 @@ pub fn forward(
     }
     let batch_scale = scale_of(hidden.iter().flatten().copied().filter(|x| x.is_finite()));
     let mut slots = Vec::new();
-    let dequantized: Vec<_> = experts
-        .iter()
-        .map(|expert| (expert.gate.as_ref().map(matrix), matrix(&expert.up), matrix(&expert.down)))
-        .collect();
     for pick in 0..tokens * inputs.topk {
         let token = pick / inputs.topk;
         let Some(expert) = inputs.topk_ids[pick].checked_sub(range.first as i32).filter(|e| *e >= 0) else { continue };
@@ -55,27 +78,48 @@ pub fn forward(
             ScaleMode::PerTensor => batch_scale,
         };
         let x = quantized(&hidden[token], g);
-        let (gate, up, _) = &dequantized[expert];
-        let up = product(up, &x);
-        let gate = gate.as_ref().map(|gate| product(gate, &x));
+        let up = product(&raw.up, &x);
+        let gate = raw.gate.as_ref().map(|gate| product(gate, &x));
         let h = (0..up.len()).map(|i| activate(activation, gate.as_ref().map(|gate| gate[i]), up[i]) as f32).collect();
         slots.push(Slot { token, weight: inputs.topk_weights[pick], expert, h });
     }
 
     let batch_scale = scale_of(slots.iter().flat_map(|slot| &slot.h).copied().filter(|h| h.is_finite()));
-    let mut out = vec![0.0; tokens * width];
+    let mut values = vec![0.0; tokens * width];
+    let mut undecided = vec![false; tokens];
     for slot in slots {
+        let raw = &experts[slot.expert].down;
         let g = match scales {
-            ScaleMode::Static => experts[slot.expert].down.input_scale.expect("down's input scale"),
+            ScaleMode::Static => raw.input_scale.expect("down's input scale"),
             ScaleMode::PerToken => scale_of(slot.h.iter().copied()),
             ScaleMode::PerTensor => batch_scale,
         };
-        let y = product(&dequantized[slot.expert].2, &quantized(&slot.h, g));
-        for (out, y) in out[slot.token * width..].iter_mut().zip(y) {
-            *out += slot.weight as f64 * y;
+        undecided[slot.token] |= slot.h.as_chunks().0.iter().any(|h| is_undecided(h, g));
+        let y = product(raw, &quantized(&slot.h, g));
+        for (value, y) in values[slot.token * width..].iter_mut().zip(y) {
+            *value += f64::from(slot.weight) * y;
         }
     }
-    out
+    Expected { width, values, undecided }
+}
+
+/// Whether a block is quantized differently when its elements change as much as f32 rounding can change them: some
+/// 10 units in the last place of the largest, which is 6 or less in units of codes.
+fn is_undecided(h: &[f32; BLOCK], g: f32) -> bool {
+    const RELATIVE: f32 = 2e-6;
+    const CODE_UNITS: f32 = 1e-5;
+    let amax = h.iter().fold(0f32, |amax, x| amax.max(x.abs()));
+    if !amax.is_finite() || amax == 0.0 {
+        return false;
+    }
+    let s = (amax / (e2m1::MAX * g)).max(ue4m3::MIN_SUBNORMAL);
+    let scale = ue4m3::encode(s);
+    let divisor = ue4m3::decode(scale) * g;
+    let code_is_undecided = |x: &f32| {
+        let code = x / divisor;
+        e2m1::decode(e2m1::encode(code - CODE_UNITS)) != e2m1::decode(e2m1::encode(code + CODE_UNITS))
+    };
+    ue4m3::encode(s * (1.0 - RELATIVE)) != ue4m3::encode(s * (1.0 + RELATIVE)) || h.iter().any(code_is_undecided)
 }
 
 /// One row of hidden states, exactly.
@@ -109,22 +153,23 @@ fn value(code: u8, scale: u8) -> f64 {
     e2m1::decode(code) as f64 * ue4m3::decode(scale) as f64
 }
 
-/// Rows of a weight matrix.
-fn matrix(raw: &RawMatrix<'_>) -> Vec<Vec<f64>> {
-    (0..raw.rows)
-        .map(|row| {
-            let element = |k: usize| {
-                let index = row * raw.cols + k;
-                let code = raw.codes[index / 2] >> (4 * (index % 2));
-                value(code, raw.scales[index / 16]) * raw.weight_scale as f64
-            };
-            (0..raw.cols).map(element).collect()
-        })
-        .collect()
-}
-
-fn product(matrix: &[Vec<f64>], x: &[f64]) -> Vec<f64> {
-    matrix.iter().map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+/// `matrix * x`: one row of the matrix at a time, one block at a time, so that large ones need no memory.
+fn product(raw: &RawMatrix<'_>, x: &[f64]) -> Vec<f64> {
+    let values: [f64; 16] = std::array::from_fn(|code| f64::from(e2m1::decode(code as u8)));
+    let blocks = raw.cols / BLOCK;
+    let row = |row: usize| {
+        let codes = raw.codes[row * raw.cols / 2..][..raw.cols / 2].chunks_exact(BLOCK / 2);
+        let scales = &raw.scales[row * blocks..][..blocks];
+        let sums = codes.zip(x.chunks_exact(BLOCK)).map(|(codes, x)| {
+            let pairs = codes.iter().zip(x.chunks_exact(2));
+            pairs
+                .map(|(byte, x)| values[(byte & 15) as usize] * x[0] + values[(byte >> 4) as usize] * x[1])
+                .sum::<f64>()
+        });
+        let sum: f64 = sums.zip(scales).map(|(sum, scale)| sum * f64::from(ue4m3::decode(*scale))).sum();
+        sum * f64::from(raw.weight_scale)
+    };
+    (0..raw.rows).map(row).collect()
 }
 
 fn activate(activation: Activation, gate: Option<f64>, up: f64) -> f64 {
@@ -151,6 +196,8 @@ fn activate(activation: Activation, gate: Option<f64>, up: f64) -> f64 {
 #[must_use]
 pub fn row_errors(got: &[f32], expected: &[f64], width: usize) -> Vec<f64> {
     assert_eq!(got.len(), expected.len());
+    // No rows have no width.
+    let width = width.max(1);
     got.chunks_exact(width)
         .zip(expected.chunks_exact(width))
         .map(|(got, expected)| {
@@ -162,6 +209,41 @@ pub fn row_errors(got: &[f32], expected: &[f64], width: usize) -> Vec<f64> {
             if distance == 0.0 { 0.0 } else { (distance / norm).sqrt() }
         })
         .collect()
+}
+
+/// As close as an f32 forward comes in every row, in relative L2: products of NVFP4 numbers lie on a coarse grid, so f32
+/// sums are nearly exact, and what is left are the roundings of alpha, of the activation and of the router weights.
+pub const CLOSE: f64 = 1e-6;
+/// What a row may be off at most, unless a code of h may differ.
+const FAR: f64 = 2e-3;
+/// What a few differing codes of h can do to a row.
+const FLIPPED: f64 = 0.1;
+
+impl Expected {
+    /// Checks an f32 result: at least 98% of the rows (all but one of few) within `close`, every row within 2e-3 unless
+    /// a code of h may differ, and then within 0.1.
+    ///
+    /// # Errors
+    /// What is off, beginning with `what`.
+    pub fn check(&self, got: &[f32], close: f64, what: &str) -> Result<(), String> {
+        if got.len() != self.values.len() {
+            return Err(format!("{what}: {} elements, but {} were expected", got.len(), self.values.len()));
+        }
+        let errors = row_errors(got, &self.values, self.width);
+        let far: Vec<_> = errors.iter().enumerate().filter(|(_, error)| error.is_nan() || **error > close).collect();
+        let allowed = (errors.len() / 50).max(1);
+        let listed = &far[..far.len().min(8)];
+        if far.len() > allowed {
+            return Err(format!("{what}: {} of {} rows are off (row, error): {listed:?}", far.len(), errors.len()));
+        }
+        for (row, error) in &far {
+            let bound = if self.undecided[*row] { FLIPPED } else { FAR };
+            if error.is_nan() || **error > bound {
+                return Err(format!("{what}: row {row} is off by {error:e}, more than {bound}"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Checks [`row_errors`]: at least 98% of the rows (all but one of few) within 1e-6, and all of them within `flip`,

@@ -12,8 +12,17 @@ const PORTABLE_PTX: &str = include_str!("../../ptx/sm_80.ptx");
 /// CUDA version that the PTX needs (ISA 8.0).
 const NEEDED_CUDA: (u32, u32) = (12, 0);
 
-const KERNELS: [&str; 8] =
-    ["route_single", "route_count", "route_scan", "route_place", "amax", "quantize", "combine", "pack"];
+const KERNELS: [&str; 9] = [
+    "route_single",
+    "route_count",
+    "route_scan",
+    "route_place",
+    "amax",
+    "quantize",
+    "quantize_codes",
+    "combine",
+    "pack",
+];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
 #[derive(Clone, Debug)]
@@ -59,12 +68,20 @@ impl Engine {
         self.inner.module.function(kernel)
     }
 
-    /// Starts one launch.
+    /// Starts one launch. A forward does this for every launch of its schedule; single kernels are for tests and
+    /// measurements.
+    ///
+    /// # Errors
+    /// [`DriverError::Kernel`] when the driver refuses the launch; what fails later is reported by a later call.
+    ///
+    /// # Panics
+    /// When no kernel has the launch's name.
     ///
     /// # Safety
-    /// Every address in the launch's params is device memory of the size documented there, alive and not used
-    /// otherwise until the kernel has ended.
-    pub(super) unsafe fn launch(&self, launch: &Launch, stream: StreamHandle<'_>) -> Result<(), DriverError> {
+    /// The params are those of the kernel, its documentation's grid and shared memory are kept, and every address in
+    /// the params is device memory of the size documented there, alive and not used otherwise until the kernel has
+    /// ended.
+    pub unsafe fn launch(&self, launch: &Launch, stream: StreamHandle<'_>) -> Result<(), DriverError> {
         let function = &self.inner.functions[launch.kernel];
         let (grid, block, shared) = (launch.grid, [launch.threads, 1, 1], launch.shared_bytes);
         // SAFETY: the caller's contract; the schedule pairs each kernel with its own params struct.

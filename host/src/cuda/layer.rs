@@ -91,6 +91,12 @@ impl MoeLayer {
         &self.plan
     }
 
+    /// The packed weights, in the plan's layout, followed by the experts' scales.
+    #[must_use]
+    pub const fn weights(&self) -> &DeviceBuffer {
+        &self.weights
+    }
+
     /// Runs the layer on `stream` and returns without waiting. Allocates nothing, reads nothing back, and can be
     /// captured in a graph.
     ///

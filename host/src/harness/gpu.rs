@@ -129,6 +129,24 @@ impl GpuLayer {
         self.layer.plan()
     }
 
+    /// The layer itself, with its packed weights.
+    #[must_use]
+    pub const fn layer(&self) -> &MoeLayer {
+        &self.layer
+    }
+
+    /// The workspace, as the last call left it.
+    #[must_use]
+    pub const fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// The output of the last call, with room for the largest one.
+    #[must_use]
+    pub const fn output(&self) -> &DeviceBuffer {
+        &self.buffers.output
+    }
+
     pub(super) fn set_tile(&mut self, tile: Option<usize>) -> Result<(), HarnessError> {
         let have = sm80::TILES.len();
         if let Some(got) = tile.filter(|&tile| tile >= have) {
@@ -231,6 +249,12 @@ pub struct CapturedForward<'a> {
 }
 
 impl CapturedForward<'_> {
+    /// The output of the last replay, with room for the largest one.
+    #[must_use]
+    pub const fn output(&self) -> &DeviceBuffer {
+        &self.buffers.output
+    }
+
     /// Replays the graph with these inputs and waits for the result; returns the milliseconds of the kernels.
     ///
     /// # Errors

@@ -1,0 +1,164 @@
+//! The packed weights of the portable GPU engine, byte for byte: made here by the layout's forward map, by a model of
+//! the `pack` kernel (which uses the inverse map), and by the kernel itself.
+
+use anyhow::{Result, ensure};
+use nvfp4_moe::activation::Activation;
+use nvfp4_moe::checkpoint::RawMatrix;
+use nvfp4_moe::io::ScaleMode;
+use nvfp4_moe::load::check_expert;
+use nvfp4_moe::shape::ExpertRange;
+use nvfp4_moe_device::format::BLOCK;
+use nvfp4_moe_device::format::packed::{Half, LayerLayout, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row};
+use nvfp4_moe_device::format::tile_mma::{MmaTile, spread};
+use nvfp4_moe_device::params::ExpertScales;
+
+use super::setup::{Lab, Layer, SWIGLU, gpu};
+
+fn code(raw: &RawMatrix<'_>, row: usize, k: usize) -> u8 {
+    (raw.codes[(row * raw.cols + k) / 2] >> (4 * (k % 2))) & 15
+}
+
+/// Places one matrix by the forward map: `row_of` is where its row goes.
+fn place(layout: MatrixLayout<MmaTile>, raw: &RawMatrix<'_>, row_of: impl Fn(usize) -> usize, packed: &mut [u8]) {
+    for row in 0..raw.rows {
+        for k in 0..raw.cols {
+            let at = layout.code_offset(row_of(row), k);
+            packed[at.byte] |= code(raw, row, k) << (4 * u32::from(at.high));
+        }
+        for block in 0..raw.cols / BLOCK {
+            let scale = raw.scales[row * raw.cols / BLOCK + block];
+            packed[layout.scale_offset(row_of(row), block)] = scale;
+        }
+    }
+}
+
+/// Stores the codes of a matrix' tiles with their bits apart.
+fn spread_codes(packed: &mut [u8]) {
+    for tile in packed.chunks_exact_mut(MmaTile::BYTES) {
+        for word in tile[..MmaTile::CODE_BYTES].as_chunks_mut::<4>().0 {
+            *word = spread(u32::from_le_bytes(*word)).to_le_bytes();
+        }
+    }
+}
+
+/// The packed weights of the layer's experts, padding 0.
+fn by_layout(layer: &Layer) -> Vec<u8> {
+    let spec = &layer.spec;
+    let gated = spec.activation.is_gated();
+    let layout = LayerLayout::<MmaTile>::new(spec.shape.hidden, spec.shape.intermediate, spec.experts.count, gated);
+    let mut packed = vec![0; layout.bytes()];
+    for (local, expert) in layer.experts[spec.experts.ids()].iter().enumerate() {
+        let l1 = &mut packed[layout.l1_offset(local)..][..layout.l1().bytes()];
+        if let Some(gate) = &expert.gate {
+            place(layout.l1(), &gate.raw(), |row| layout.l1_row(Half::Gate, row), l1);
+        }
+        place(layout.l1(), &expert.up.raw(), |row| layout.l1_row(Half::Up, row), l1);
+        place(layout.l2(), &expert.down.raw(), |row| row, &mut packed[layout.l2_offset(local)..]);
+    }
+    spread_codes(&mut packed);
+    packed
+}
+
+/// One matrix (or two, interleaved) as the `pack` kernel makes it: word by word of the output, where everything outside
+/// the matrix is 0.
+fn by_words(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
+    let halves = if up.is_some() { 2 } else { 1 };
+    let layout = MatrixLayout::<MmaTile>::new(first.rows * halves, first.cols);
+    let source = |packed_row: usize| match up {
+        None => (first, packed_row),
+        Some(up) => match deinterleaved_row(MmaTile::INTERLEAVE, packed_row) {
+            (Half::Gate, row) => (first, row),
+            (Half::Up, row) => (up, row),
+        },
+    };
+    let code_at = |packed_row, k| {
+        let (raw, row) = source(packed_row);
+        if row < raw.rows && k < raw.cols { u32::from(code(raw, row, k)) } else { 0 }
+    };
+    let scale_at = |packed_row, block| {
+        let (raw, row) = source(packed_row);
+        let blocks = raw.cols / BLOCK;
+        if row < raw.rows && block < blocks { u32::from(raw.scales[row * blocks + block]) } else { 0 }
+    };
+    let word = |offset: usize| {
+        let (tile, inner) = (offset / MmaTile::BYTES, offset % MmaTile::BYTES);
+        let row_base = tile / layout.k_tiles() * MmaTile::ROWS;
+        let k_base = tile % layout.k_tiles() * MmaTile::K;
+        if inner >= MmaTile::CODE_BYTES {
+            return (0..4).fold(0, |word, byte| {
+                let (row, block) = MmaTile::scale_position(inner - MmaTile::CODE_BYTES + byte);
+                word | scale_at(row_base + row, k_base / BLOCK + block) << (8 * byte)
+            });
+        }
+        spread((0..8).fold(0, |word, nibble| {
+            let at = NibbleOffset { byte: inner + nibble / 2, high: nibble % 2 == 1 };
+            let (row, k) = MmaTile::code_position(at);
+            word | code_at(row_base + row, k_base + k) << (4 * nibble)
+        }))
+    };
+    (0..layout.bytes()).step_by(4).flat_map(|offset| word(offset).to_le_bytes()).collect()
+}
+
+/// Ragged in both axes, with and without a gate, some with nothing to pad.
+fn layers() -> Vec<Layer> {
+    let layer = |sizes, activation| Layer::new(sizes, activation, ScaleMode::Static);
+    vec![
+        layer([80, 176, 5, 2], SWIGLU).on_rank(ExpertRange { first: 1, count: 3 }),
+        layer([48, 112, 3, 1], Activation::Relu2),
+        layer([16, 16, 2, 1], SWIGLU),
+        layer([128, 64, 2, 1], SWIGLU),
+        layer([336, 80, 2, 1], Activation::Relu2).on_rank(ExpertRange { first: 1, count: 1 }),
+    ]
+}
+
+pub(super) fn pack_model(_: &Lab<'_>) -> Result<()> {
+    for layer in layers() {
+        let by_layout = by_layout(&layer);
+        let mut by_words_of_all = Vec::new();
+        let experts = &layer.experts[layer.spec.experts.ids()];
+        for expert in experts {
+            by_words_of_all.extend(match &expert.gate {
+                Some(gate) => by_words(&gate.raw(), Some(&expert.up.raw())),
+                None => by_words(&expert.up.raw(), None),
+            });
+        }
+        for expert in experts {
+            by_words_of_all.extend(by_words(&expert.down.raw(), None));
+        }
+        same_bytes(&by_words_of_all, &by_layout, &format!("{:?}", layer.spec))?;
+    }
+    Ok(())
+}
+
+pub(super) fn packed_weights(lab: &Lab<'_>) -> Result<()> {
+    for layer in layers() {
+        let what = format!("{:?}", layer.spec);
+        let mut loaded = lab.load(&layer, 1)?;
+        let gpu = gpu(&mut loaded)?;
+        let plan = gpu.plan();
+        let expected = by_layout(&layer);
+        ensure!(plan.weights_layout().bytes() == expected.len(), "{what}: another size");
+        let mut packed = vec![0; expected.len()];
+        gpu.layer().weights().read(0, &mut packed)?;
+        same_bytes(&packed, &expected, &what)?;
+
+        let mut first = None;
+        for (local, id) in layer.spec.experts.ids().enumerate() {
+            let scales = check_expert(&layer.spec, id, &layer.experts[id].raw(), first.as_ref())?;
+            let mut bytes = [0; size_of::<ExpertScales>()];
+            gpu.layer().weights().read(plan.scales_offset() as usize + local * bytes.len(), &mut bytes)?;
+            ensure!(bytes == *bytemuck::bytes_of(&scales), "{what}: scales of expert {id}");
+            first.get_or_insert(scales);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn same_bytes(got: &[u8], expected: &[u8], what: &str) -> Result<()> {
+    ensure!(got.len() == expected.len(), "{what}: {} bytes, but {} expected", got.len(), expected.len());
+    let place = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    if let Some(place) = place {
+        anyhow::bail!("{what}: byte {place} is {:#04x}, but {:#04x} was expected", got[place], expected[place]);
+    }
+    Ok(())
+}
