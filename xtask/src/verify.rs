@@ -5,13 +5,14 @@ mod devices;
 mod golden;
 pub(crate) mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
 use crate::build_ptx::{self, Checked, Depth};
 use crate::process;
 use nvfp4_moe::harness::{Runner, Target};
+use nvfp4_moe_tests::cases;
 use report::{Outcome, Report};
 
 /// Arguments of `verify`.
@@ -30,6 +31,9 @@ pub(crate) struct Arguments {
     /// Leave out the slow parts: `cargo test`, and compiling the PTX again.
     #[arg(long)]
     quick: bool,
+    /// For a machine without cargo, to which this program was brought: only what runs on devices.
+    #[arg(long)]
+    prebuilt: bool,
 }
 
 /// Runs the verb; whether nothing failed.
@@ -58,30 +62,24 @@ pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
     if report.failed() > before && !arguments.devices.is_empty() {
         return;
     }
-    let build = process::run_aloud(process::cargo(&root).args(["build", "--release", "--workspace"]));
-    let built = build.is_ok();
-    report.add("build", Outcome::of(build, "cargo build --release --workspace"));
-    if !built {
+    if !arguments.prebuilt && !build_and_test(arguments, &root, report) {
         return;
     }
-    let tests = if arguments.quick {
-        Outcome::NotRun("left out by --quick".to_owned())
-    } else {
-        let tests = process::run_aloud(process::cargo(&root).args(["test", "--workspace"]));
-        Outcome::of(tests, "cargo test --workspace")
-    };
-    report.add("tests", tests);
 
-    let cases = golden::find_cases(&root.join("tests/golden"), &arguments.cases, report);
+    let golden_cases = golden::find_cases(&root.join("tests/golden"), &arguments.cases, report);
     let mut first_outputs = golden::Outputs::default();
     for runner in &runners {
         eprintln!("Golden cases on {}", runner.device_name());
-        for case in &cases {
+        for case in &golden_cases {
             golden::run_case(runner, case, &mut first_outputs, report);
         }
         run_suites(runner, report);
     }
 
+    if arguments.prebuilt {
+        report.add("build, tests, PTX", Outcome::NotRun("left out by --prebuilt".to_owned()));
+        return;
+    }
     let depth = if arguments.quick { Depth::HashesOnly } else { Depth::Rebuild };
     report.add(
         "PTX",
@@ -96,12 +94,34 @@ pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
     );
 }
 
-/// Suites that run on a device beside the golden cases, a row each.
-///
-/// Those of the CPU are tests of the workspace, which have run already.
+/// Builds and tests the workspace; whether it could be built.
+fn build_and_test(arguments: &Arguments, root: &Path, report: &mut Report) -> bool {
+    let build = process::run_aloud(process::cargo(root).args(["build", "--release", "--workspace"]));
+    let built = build.is_ok();
+    report.add("build", Outcome::of(build, "cargo build --release --workspace"));
+    if !built {
+        return false;
+    }
+    let tests = if arguments.quick {
+        Outcome::NotRun("left out by --quick".to_owned())
+    } else {
+        let tests = process::run_aloud(process::cargo(root).args(["test", "--workspace"]));
+        Outcome::of(tests, "cargo test --workspace")
+    };
+    report.add("tests", tests);
+    true
+}
+
+/// Checks of reported failures on a GPU, a row each. On the CPU they are tests of the workspace, which have run already.
 fn run_suites(runner: &Runner, report: &mut Report) {
-    if runner.engine().is_some() {
-        let reason = "there is no suite for GPUs yet beside the golden cases";
-        report.add_on("case suite", runner.target().to_string(), Outcome::NotRun(reason.to_owned()));
+    if runner.engine().is_none() {
+        return;
+    }
+    for result in cases::run_all(runner, None) {
+        let outcome = match result.outcome {
+            Ok(()) => Outcome::passed(format!("{:.2} s", result.seconds)),
+            Err(what) => Outcome::Failed(what),
+        };
+        report.add_on(result.name, runner.target().to_string(), outcome);
     }
 }
