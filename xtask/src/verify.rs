@@ -12,13 +12,13 @@ use anyhow::Result;
 use crate::build_ptx::{self, Checked, Depth};
 use crate::process;
 use nvfp4_moe::harness::{Runner, Target};
-use nvfp4_moe_tests::cases;
+use nvfp4_moe_tests::cases::{self, Lab, Size};
 use report::{Outcome, Report};
 
 /// Arguments of `verify`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Arguments {
-    /// Run the golden cases on this device only: cpu, cuda or cuda:N; may be given more than once. Without it: the CPU
+    /// Run the golden cases and suites on this device only: cpu, cuda or cuda:N; may be given more than once. Without it: the CPU
     /// and every GPU that the driver sees.
     #[arg(long = "device", value_name = "DEVICE", value_parser = devices::parse)]
     devices: Vec<Target>,
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Print one JSON object instead of the table; everything else goes to stderr.
     #[arg(long)]
     json: bool,
-    /// Leave out the slow parts: `cargo test`, and compiling the PTX again.
+    /// Leave out the slow parts: `cargo test`, the big sizes on GPUs, and compiling the PTX again.
     #[arg(long)]
     quick: bool,
     /// For a machine without cargo, to which this program was brought: only what runs on devices.
@@ -73,7 +73,7 @@ pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
         for case in &golden_cases {
             golden::run_case(runner, case, &mut first_outputs, report);
         }
-        run_suites(runner, report);
+        run_suite(runner, arguments.quick, report);
     }
 
     if arguments.prebuilt {
@@ -112,16 +112,18 @@ fn build_and_test(arguments: &Arguments, root: &Path, report: &mut Report) -> bo
     true
 }
 
-/// Checks of reported failures on a GPU, a row each. On the CPU they are tests of the workspace, which have run already.
-fn run_suites(runner: &Runner, report: &mut Report) {
+/// What users of such systems have reported, a row each. `cargo test` runs it on the CPU, so here only GPUs do.
+fn run_suite(runner: &Runner, quick: bool, report: &mut Report) {
     if runner.engine().is_none() {
         return;
     }
-    for result in cases::run_all(runner, None) {
-        let outcome = match result.outcome {
-            Ok(()) => Outcome::passed(format!("{:.2} s", result.seconds)),
-            Err(what) => Outcome::Failed(what),
+    let device = runner.target().to_string();
+    let lab = Lab { runner, size: if quick { Size::Small } else { Size::Full } };
+    cases::run(&lab, None, &mut |case| {
+        let outcome = match case.outcome {
+            Ok(()) => Outcome::passed(format!("{:.1} s", case.seconds)),
+            Err(reason) => Outcome::Failed(reason),
         };
-        report.add_on(result.name, runner.target().to_string(), outcome);
-    }
+        report.add_on(case.name, device.as_str(), outcome);
+    });
 }
