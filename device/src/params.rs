@@ -239,3 +239,15 @@ pub struct PackParams {
     /// Columns, a multiple of 16.
     pub k: u32,
 }
+
+/// `read_all`: reads a buffer and keeps nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ReadParams {
+    /// The buffer, 16-byte aligned.
+    pub data: u64,
+    /// Its bytes, a multiple of 16.
+    pub bytes: u64,
+    /// u32: written if a thread's words happen to give [`crate::kernels::measure::UNLIKELY`].
+    pub sums: u64,
+}

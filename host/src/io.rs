@@ -107,6 +107,9 @@ impl<'a> Inputs<'a> {
     ///
     /// # Errors
     /// [`LengthError`] naming the first length that does not fit.
+    ///
+    /// # Panics
+    /// When `topk` is 0, which no checked shape has.
     pub const fn checked_tokens(&self, hidden: usize, topk: usize) -> Result<usize, LengthError> {
         if let Err(error) = LengthError::check("topk", self.topk, topk) {
             return Err(error);

@@ -104,6 +104,24 @@ pub struct CallAddresses {
     pub accumulate: bool,
 }
 
+impl CallAddresses {
+    /// The usual call: bf16 in and out, overwriting the output, the number of tokens known to the host.
+    #[must_use]
+    pub const fn bf16(hidden: u64, topk_ids: u64, topk_weights: u64, output: u64, tokens: usize) -> Self {
+        Self {
+            hidden,
+            hidden_element: Element::Bf16,
+            topk_ids,
+            topk_weights,
+            output,
+            output_element: Element::Bf16,
+            tokens,
+            device_tokens: 0,
+            accumulate: false,
+        }
+    }
+}
+
 /// Kernels with dynamic shared memory, and how much they take at most: a driver must be told beforehand.
 #[must_use]
 pub fn shared_bytes_of_kernels() -> Vec<(&'static str, u32)> {

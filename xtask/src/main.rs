@@ -1,1 +1,49 @@
-fn main() {}
+//! The chores of this workspace, as `cargo xtask VERB`: one file a verb.
+
+mod build_ptx;
+mod ci;
+mod process;
+mod ptx;
+mod tidy;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of the nvfp4-moe workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Compile the device crate to PTX and write host/ptx, or compare with what is there.
+    BuildPtx(build_ptx::Arguments),
+    /// Build, run the tests, the golden cases on every device of this machine, and the PTX check.
+    Verify(verify::Arguments),
+    /// Formatting, clippy, documentation, then everything that `verify` does.
+    Ci(ci::Arguments),
+    /// Check the rules that no compiler checks; also an ordinary test of this crate.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().verb {
+        Verb::BuildPtx(arguments) => build_ptx::run(&arguments).map(|()| true),
+        Verb::Verify(arguments) => verify::run(&arguments),
+        Verb::Ci(arguments) => ci::run(&arguments),
+        Verb::Tidy => tidy::run(),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

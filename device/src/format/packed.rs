@@ -121,7 +121,7 @@ pub const fn interleaved_row(interleave: usize, half: Half, j: usize) -> usize {
 /// Inverse of [`interleaved_row`].
 #[inline(always)]
 pub const fn deinterleaved_row(interleave: usize, row: usize) -> (Half, usize) {
-    let half = if (row / interleave) % 2 == 0 { Half::Gate } else { Half::Up };
+    let half = if (row / interleave).is_multiple_of(2) { Half::Gate } else { Half::Up };
     (half, (row / (2 * interleave)) * interleave + row % interleave)
 }
 

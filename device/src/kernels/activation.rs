@@ -32,7 +32,7 @@ pub fn exp(x: f32) -> f32 {
     // Adding this rounds to the nearest integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has so few bits that its product with n is exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let x = if x > 89.0 {
         89.0

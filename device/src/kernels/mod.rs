@@ -7,6 +7,7 @@ pub mod activation;
 pub mod amax;
 pub mod combine;
 pub mod grouped_gemm;
+pub mod measure;
 pub mod pack;
 pub mod quantize;
 pub mod route;

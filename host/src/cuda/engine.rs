@@ -33,6 +33,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     device: Device,
+    module: Module,
     functions: BTreeMap<&'static str, Function>,
 }
 
@@ -53,13 +54,18 @@ impl Engine {
             function.set_max_dynamic_shared(shared_bytes)?;
             functions.insert(kernel, function);
         }
-        Ok(Self { inner: Arc::new(Inner { device: device.clone(), functions }) })
+        Ok(Self { inner: Arc::new(Inner { device: device.clone(), module, functions }) })
     }
 
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
+    }
+
+    /// A kernel that no forward needs, looked up when it is wanted.
+    pub(super) fn function(&self, kernel: &'static str) -> Result<Function, DriverError> {
+        self.inner.module.function(kernel)
     }
 
     /// Starts one launch. A forward does this for every launch of its schedule; single kernels are for tests and

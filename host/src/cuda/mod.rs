@@ -4,7 +4,12 @@
 mod call;
 mod engine;
 mod layer;
+mod measure;
 
 pub use call::{Call, CallError, DeviceTokens};
 pub use engine::Engine;
 pub use layer::{MoeLayer, Workspace};
+pub use measure::{ReadProbe, read_bandwidth};
+pub use nvfp4_moe_device::params::Element;
+
+pub use crate::schedule::CallAddresses;

@@ -183,15 +183,14 @@ impl GpuLayer {
         poison: bool,
     ) -> Result<CapturedForward<'_>, HarnessError> {
         let Self { engine, layer, workspace, buffers, stream, tile } = self;
-        let (layer, buffers, stream, tile) = (&*layer, &*buffers, &*stream, *tile);
-        poison_workspace(workspace, poison)?;
+        let (layer, workspace, buffers, stream, tile) = (&*layer, &*workspace, &*buffers, &*stream, *tile);
         let plan = layer.plan();
         let call = Call {
             device_tokens: Some(&buffers.device_tokens),
             ..buffers.call(plan.max_tokens(), hidden, output, accumulate)
         };
         let graph = capture(engine.device(), stream, move |handle| enqueue(layer, workspace, &call, tile, handle))?;
-        Ok(CapturedForward { graph, plan, buffers, stream, hidden, output, accumulate, poison })
+        Ok(CapturedForward { graph, plan, workspace, buffers, stream, hidden, output, accumulate, poison })
     }
 }
 
@@ -206,7 +205,7 @@ fn poison_workspace(workspace: &Workspace, poison: bool) -> Result<(), DriverErr
 /// One forward, with the plan's variant of the grouped GEMM or a given one.
 fn enqueue(
     layer: &MoeLayer,
-    workspace: &mut Workspace,
+    workspace: &Workspace,
     call: &Call<'_>,
     tile: Option<usize>,
     handle: StreamHandle<'_>,
@@ -240,6 +239,7 @@ fn enqueue(
 pub struct CapturedForward<'a> {
     graph: Graph<'a>,
     plan: &'a Plan,
+    workspace: &'a Workspace,
     buffers: &'a Buffers,
     stream: &'a Stream,
     hidden: Element,
@@ -277,6 +277,7 @@ impl CapturedForward<'_> {
         }
         self.buffers.upload(inputs)?;
         self.buffers.prepare_output(&mut output, self.accumulate, self.poison)?;
+        poison_workspace(self.workspace, self.poison)?;
         self.buffers.device_tokens.write(0, &(tokens as u32).to_le_bytes())?;
         let ms = self.buffers.timed(self.stream, |handle| Ok(self.graph.launch(handle)?))?;
         self.buffers.output.read(0, output_bytes(&mut output))?;

@@ -223,7 +223,12 @@ mod tests {
                 Isa::PORTABLE.multiply(&tiles, &panel, width, &mut expected);
                 for isa in Isa::available() {
                     let again: Vec<ActBlock> = rows.iter().map(|x| isa.quantize(x, 0.01)).collect();
-                    assert_eq!(bytemuck::cast_slice::<_, u8>(&again), bytemuck::cast_slice(&panel), "{}", isa.name());
+                    assert_eq!(
+                        bytemuck::cast_slice::<_, u8>(&again),
+                        bytemuck::cast_slice::<_, u8>(&panel),
+                        "{}",
+                        isa.name()
+                    );
                     let mut out = [[f32::NAN; ROWS]; PANEL_SLOTS];
                     isa.multiply(&tiles, &panel, width, &mut out);
                     for (slot, (out, expected)) in out.iter().zip(&expected).take(width).enumerate() {

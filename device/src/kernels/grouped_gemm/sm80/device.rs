@@ -1,0 +1,411 @@
+//! The kernel itself.
+
+#![allow(unreachable_pub, reason = "kernels are exported by name")]
+
+use super::*;
+use crate::format::packed::{Half, interleaved_row};
+use crate::format::tile_mma;
+use crate::format::tile_mma::{FRAGMENT_CODE_BYTES, FRAGMENT_K, FRAGMENT_SCALE_BYTES};
+use crate::kernels::{
+    activation::activate,
+    device_rows::{div_rem, find_expert},
+};
+use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};
+use crate::ptx::matrix::{broadcast_half, load_x4, mma_m16n8k16_f16, multiply_f16x2};
+use crate::ptx::shared;
+use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+
+/// 2^SCALE_UP_LOG2 as an f16, in both halves.
+const SCALE_UP: u32 = ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 10 | ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 26;
+/// Undoes the power of two that all weights carry.
+const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
+
+/// Chunks of 16 bytes of an activation row of one K tile.
+const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
+
+/// What one tile is about.
+struct Tile {
+    weights: *const u8,
+    expert: u32,
+    /// First packed row.
+    row: u32,
+    /// First slot, and how many of the tile's slots exist.
+    slot: u32,
+    slots: u32,
+}
+
+#[inline(always)]
+unsafe fn find_tile<const ROWS: usize, const SLOTS: usize>(
+    params: &GroupedGemmParams,
+    index: u32,
+    block_rows: u32,
+) -> Tile {
+    // SAFETY: offsets as documented in GroupedGemmParams; index is below the number of tiles.
+    unsafe {
+        let tile_offset = params.tile_offset as *const u32;
+        let expert = find_expert(tile_offset, params.experts, div_rem(index, block_rows).0);
+        let first = *tile_offset.add(expert as usize);
+        let token_tiles = *tile_offset.add(expert as usize + 1) - first;
+        let inner = index - first * block_rows;
+        let (row_tile, token_tile) = div_rem(inner, token_tiles);
+        let expert_offset = params.expert_offset as *const u32;
+        let slot = *expert_offset.add(expert as usize) + token_tile * SLOTS as u32;
+        let left = *expert_offset.add(expert as usize + 1) - slot;
+        Tile {
+            weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
+            expert,
+            row: row_tile * ROWS as u32,
+            slot,
+            slots: if left < SLOTS as u32 { left } else { SLOTS as u32 },
+        }
+    }
+}
+
+/// Starts the copies of one stage: K tiles from `k_tile` on, zeros where the matrix or the expert's slots end.
+#[inline(always)]
+unsafe fn fetch_stage<
+    const ROWS: usize,
+    const SLOTS: usize,
+    const COPIES: usize,
+    const STAGE_TILES: usize,
+    const CHUNKS: usize,
+>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    sources: &[u32; COPIES],
+    stage: u32,
+    k_tile: u32,
+) {
+    let thread = thread_idx_x();
+    let row_tiles = ROWS / MmaTile::ROWS;
+    // SAFETY: what does not exist is zero-filled, not read.
+    unsafe {
+        // K tiles of a row tile follow each other in memory, as they do in the stage.
+        let run = (STAGE_TILES * MmaTile::BYTES) as u32;
+        let left = (params.k_tiles - k_tile) * MmaTile::BYTES as u32;
+        let mut i = 0;
+        while i < row_tiles {
+            let row_tile = tile.row / MmaTile::ROWS as u32 + i as u32;
+            let exists = row_tiles == 1 || row_tile < params.row_tiles;
+            let index = if exists { row_tile as usize * params.k_tiles as usize + k_tile as usize } else { 0 };
+            let source = tile.weights.add(index * MmaTile::BYTES);
+            let mut offset = thread * 16;
+            while offset < run {
+                let bytes = if exists && (STAGE_TILES == 1 || offset < left) { 16 } else { 0 };
+                copy_16(stage + i as u32 * run + offset, source.add(offset as usize), bytes);
+                offset += THREADS * 16;
+            }
+            i += 1;
+        }
+        let activations = stage + row_tiles as u32 * run;
+        let (row, chunk) = (thread / CHUNKS as u32, thread % CHUNKS as u32);
+        let k_exists = STAGE_TILES == 1 || k_tile + chunk / TILE_CHUNKS < params.k_tiles;
+        let mut i = 0;
+        while i < COPIES {
+            let row = row + (i * THREADS as usize / CHUNKS) as u32;
+            if row < SLOTS as u32 {
+                let bytes = if row < tile.slots && k_exists { 16 } else { 0 };
+                let shared = activations + (row * CHUNKS as u32 + (chunk ^ (row % 8))) * 16;
+                let source = (sources[i] + k_tile * TILE_CHUNKS) as usize * 16;
+                copy_16(shared, (params.activations as *const u8).add(source), bytes);
+            }
+            i += 1;
+        }
+    }
+}
+
+/// Scales of four blocks of a row, times 2^7, as pairs of blocks (0, 2) and (1, 3).
+#[inline(always)]
+fn row_scales(word: u32) -> [u32; 2] {
+    let [even, odd] = tile_mma::scale_pairs(word);
+    [multiply_f16x2(even, SCALE_UP), multiply_f16x2(odd, SCALE_UP)]
+}
+
+/// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the scales of its two rows.
+#[inline(always)]
+fn dequantize(codes: u32, scales: &[[u32; 2]; 2], step: usize) -> [u32; 4] {
+    let scale = |row: usize| {
+        let pair = scales[row][step % 2];
+        if step / 2 == 1 { broadcast_half::<true>(pair) } else { broadcast_half::<false>(pair) }
+    };
+    let (low, high) = (scale(0), scale(1));
+    let registers = tile_mma::fragment_registers(codes);
+    [
+        multiply_f16x2(registers[0], low),
+        multiply_f16x2(registers[1], high),
+        multiply_f16x2(registers[2], low),
+        multiply_f16x2(registers[3], high),
+    ]
+}
+
+/// Multiplies one K tile of a stage into the accumulators.
+#[inline(always)]
+unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize, const CHUNKS: usize>(
+    accumulators: &mut [[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS],
+    tile: u32,
+    first_fragment: u32,
+    activations: u32,
+    first_chunk: u32,
+    lane: u32,
+) {
+    let codes_at = tile + first_fragment * FRAGMENT_CODE_BYTES as u32 + lane * 16;
+    let scales_at = tile + MmaTile::CODE_BYTES as u32 + first_fragment * FRAGMENT_SCALE_BYTES as u32 + lane / 4 * 8;
+    // SAFETY: addresses inside the stage, which has been waited for.
+    unsafe {
+        let mut codes = [[0; 4]; ROW_FRAGMENTS];
+        let mut scales = [[[0; 2]; 2]; ROW_FRAGMENTS];
+        let mut m = 0;
+        while m < ROW_FRAGMENTS {
+            codes[m] = shared::load_v4(codes_at + (m * FRAGMENT_CODE_BYTES) as u32);
+            let [low, high] = shared::load_v2(scales_at + (m * FRAGMENT_SCALE_BYTES) as u32);
+            scales[m] = [row_scales(low), row_scales(high)];
+            m += 1;
+        }
+        let mut step = 0;
+        while step < MmaTile::K / FRAGMENT_K {
+            let mut a = [[0; 4]; ROW_FRAGMENTS];
+            let mut m = 0;
+            while m < ROW_FRAGMENTS {
+                a[m] = dequantize(codes[m][step], &scales[m], step);
+                m += 1;
+            }
+            let mut n = 0;
+            while n < SLOT_FRAGMENTS {
+                // Lanes 8i..8i+7 address: i % 2, the half of 8 K; i / 2, the fragment of 8 slots (lanes 16..31 repeat
+                // the first where there is only one).
+                let fragment = if SLOT_FRAGMENTS > 1 { n as u32 + lane / 16 } else { 0 };
+                let row = activations + (fragment * 8 + lane % 8) * (CHUNKS * 16) as u32;
+                let chunk = (first_chunk + step as u32 * 2 + lane / 8 % 2) ^ (lane % 8);
+                let b = load_x4(row + chunk * 16);
+                let mut pair = 0;
+                while pair < 2 && n + pair < SLOT_FRAGMENTS {
+                    let mut m = 0;
+                    while m < ROW_FRAGMENTS {
+                        mma_m16n8k16_f16(&mut accumulators[m][n + pair], a[m], [b[2 * pair], b[2 * pair + 1]]);
+                        m += 1;
+                    }
+                    pair += 1;
+                }
+                n += 2;
+            }
+            step += 1;
+        }
+    }
+}
+
+/// Puts a warp's accumulators into shared memory, `[slot][row]`.
+#[inline(always)]
+unsafe fn stage_results<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize>(
+    accumulators: &[[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS],
+    shared: u32,
+    stride: u32,
+    warp_row: u32,
+    warp_slot: u32,
+    lane: u32,
+) {
+    let mut m = 0;
+    while m < ROW_FRAGMENTS {
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            let mut i = 0;
+            while i < 4 {
+                let row = warp_row + (m * FRAGMENT_ROWS) as u32 + lane / 4 + i as u32 / 2 * 8;
+                let slot = warp_slot + n as u32 * 8 + lane % 4 * 2 + i as u32 % 2;
+                let address = shared + (slot * stride + row) * 4;
+                // SAFETY: TileShape::shared_bytes covers the staging; all reads of the stages are done.
+                unsafe { shared::store_u32(address, (accumulators[m][n][i] * UNSCALE).to_bits()) };
+                i += 1;
+            }
+            n += 1;
+        }
+        m += 1;
+    }
+}
+
+/// Writes a tile's results from shared memory: alpha, then (first GEMM) the activation.
+#[inline(always)]
+unsafe fn write_results<const ROWS: usize>(params: &GroupedGemmParams, tile: &Tile, shared: u32, stride: u32) {
+    let gated = params.epilogue == Epilogue::Gated as u32;
+    let columns = if gated { ROWS as u32 / 2 } else { ROWS as u32 };
+    // SAFETY: slots below the expert's end, columns below `columns`.
+    unsafe {
+        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let mut index = thread_idx_x();
+        while index < tile.slots * columns {
+            let (inner, column) = (index / columns, index % columns);
+            let slot = (tile.slot + inner) as usize;
+            let source = if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
+            let g = *(params.row_scales as *const f32).add(source);
+            let staged = |row: u32| f32::from_bits(shared::load_u32(shared + (inner * stride + row) * 4));
+            let value = if gated {
+                let gate = staged(interleaved_row(MmaTile::INTERLEAVE, Half::Gate, column as usize) as u32);
+                let up = staged(interleaved_row(MmaTile::INTERLEAVE, Half::Up, column as usize) as u32);
+                activate(&params.activation, gate * (g * scales.gate), up * (g * scales.up))
+            } else if params.epilogue == Epilogue::Down as u32 {
+                staged(column) * (g * scales.down)
+            } else {
+                activate(&params.activation, 0.0, staged(column) * (g * scales.up))
+            };
+            let column = column + if gated { tile.row / 2 } else { tile.row };
+            if column < params.columns {
+                *(params.output as *mut f32).add(slot * params.columns as usize + column as usize) = value;
+            }
+            index += THREADS;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn grouped_gemm<
+    const ROW_WARPS: usize,
+    const ROW_FRAGMENTS: usize,
+    const SLOT_FRAGMENTS: usize,
+    const ROWS: usize,
+    const SLOTS: usize,
+    const STAGE_TILES: usize,
+    const CHUNKS: usize,
+    const COPIES: usize,
+    const PENDING: u32,
+>(
+    params: &GroupedGemmParams,
+    shape: &TileShape,
+) {
+    let stages = PENDING + 2;
+    let (thread, shared) = (thread_idx_x(), shared::dynamic());
+    let (warp, lane) = (thread / 32, thread % 32);
+    let (warp_row, warp_slot) = (warp % ROW_WARPS as u32, warp / ROW_WARPS as u32);
+    let block_rows = params.row_tiles.div_ceil((ROWS / MmaTile::ROWS) as u32);
+    // A warp's fragments lie in one row tile.
+    let fragments_a_tile = (MmaTile::ROWS / FRAGMENT_ROWS) as u32;
+    let warp_tile = warp_row * ROW_FRAGMENTS as u32 / fragments_a_tile;
+    let first_fragment = warp_row * ROW_FRAGMENTS as u32 % fragments_a_tile;
+    // SAFETY: see the functions called; the ring's stages are inside the planned shared memory.
+    unsafe {
+        let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
+        let mut index = block_idx_x();
+        while index < tiles {
+            let tile = find_tile::<ROWS, SLOTS>(params, index, block_rows);
+
+            // First chunk of 16 bytes that this thread copies of each of its activation rows.
+            let mut sources = [0; COPIES];
+            let mut i = 0;
+            while i < COPIES {
+                let inner = thread / CHUNKS as u32 + (i * THREADS as usize / CHUNKS) as u32;
+                if inner < tile.slots {
+                    let slot = tile.slot + inner;
+                    let row = if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot as usize) };
+                    sources[i] = row * params.k_tiles * TILE_CHUNKS + thread % CHUNKS as u32;
+                }
+                i += 1;
+            }
+
+            let mut accumulators = [[[0.0; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
+            let mut fetched = 0;
+            let mut write_stage = shared;
+            while write_stage < shared + (stages - 1) * shape.stage_bytes() as u32 {
+                if fetched < params.k_tiles {
+                    fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
+                        params,
+                        &tile,
+                        &sources,
+                        write_stage,
+                        fetched,
+                    );
+                }
+                commit_group();
+                fetched += STAGE_TILES as u32;
+                write_stage += shape.stage_bytes() as u32;
+            }
+            let mut read_stage = shared;
+            let mut k_tile = 0;
+            while k_tile < params.k_tiles {
+                // All of this stage is here, and everyone is done with the one that is fetched next.
+                wait_group::<PENDING>();
+                sync_threads();
+                if fetched < params.k_tiles {
+                    fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
+                        params,
+                        &tile,
+                        &sources,
+                        write_stage,
+                        fetched,
+                    );
+                }
+                commit_group();
+                fetched += STAGE_TILES as u32;
+                write_stage = next_stage(write_stage, shared, shape);
+
+                let weights = read_stage + warp_tile * (STAGE_TILES * MmaTile::BYTES) as u32;
+                let activations = read_stage
+                    + (ROWS / MmaTile::ROWS * STAGE_TILES * MmaTile::BYTES) as u32
+                    + warp_slot * (SLOT_FRAGMENTS * 8 * CHUNKS * 16) as u32;
+                let mut i = 0;
+                while i < STAGE_TILES {
+                    multiply_tile::<ROW_FRAGMENTS, SLOT_FRAGMENTS, CHUNKS>(
+                        &mut accumulators,
+                        weights + (i * MmaTile::BYTES) as u32,
+                        first_fragment,
+                        activations,
+                        i as u32 * TILE_CHUNKS,
+                        lane,
+                    );
+                    i += 1;
+                }
+                read_stage = next_stage(read_stage, shared, shape);
+                k_tile += STAGE_TILES as u32;
+            }
+            let (row, slot) =
+                (warp_row * (ROW_FRAGMENTS * FRAGMENT_ROWS) as u32, warp_slot * (SLOT_FRAGMENTS * 8) as u32);
+            // The ring is idle now (its last groups were empty) and becomes the results' staging.
+            sync_threads();
+            let stride = shape.staging_stride() as u32;
+            stage_results::<ROW_FRAGMENTS, SLOT_FRAGMENTS>(&accumulators, shared, stride, row, slot, lane);
+            sync_threads();
+            write_results::<ROWS>(params, &tile, shared, stride);
+            // The next tile's copies may not overtake this tile's last reads.
+            sync_threads();
+            index += grid_dim_x();
+        }
+    }
+}
+
+/// Address of the stage behind `stage` in the ring.
+#[inline(always)]
+fn next_stage(stage: u32, shared: u32, shape: &TileShape) -> u32 {
+    let next = stage + shape.stage_bytes() as u32;
+    if next == shared + shape.shared_bytes() { shared } else { next }
+}
+
+macro_rules! variant {
+    ($name:ident, $index:literal) => {
+        /// One variant of the grouped GEMM.
+        ///
+        /// # Safety
+        /// The params' pointers are as documented there; any number of blocks of [`THREADS`], the shared memory of
+        /// its [`TILES`] entry.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(params: GroupedGemmParams) {
+            const TILE: TileShape = TILES[$index];
+            // SAFETY: the kernel's contract.
+            unsafe {
+                grouped_gemm::<
+                    { TILE.row_warps },
+                    { TILE.row_fragments },
+                    { TILE.slot_fragments },
+                    { TILE.rows() },
+                    { TILE.slots() },
+                    { TILE.stage_tiles },
+                    { TILE.chunks() },
+                    { (TILE.slots() * TILE.chunks()).div_ceil(THREADS as usize) },
+                    { TILE.stages as u32 - 2 },
+                >(&params, &TILE)
+            }
+        }
+    };
+}
+variant!(grouped_gemm_n8, 0);
+variant!(grouped_gemm_n16, 1);
+variant!(grouped_gemm_n32, 2);
+variant!(grouped_gemm_n64, 3);
+variant!(grouped_gemm_n128, 4);

@@ -1,0 +1,57 @@
+//! Seeded inputs: normally distributed hidden states, and a router without preferences.
+
+use std::f32::consts::TAU;
+
+use half::bf16;
+use nvfp4_moe::io::{HiddenRows, Inputs};
+use nvfp4_moe::shape::MoeShape;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// Inputs of one forward, owned.
+#[derive(Debug)]
+pub(super) struct RandomInputs {
+    pub(super) hidden: Vec<bf16>,
+    pub(super) topk_ids: Vec<i32>,
+    pub(super) topk_weights: Vec<f32>,
+    topk: usize,
+}
+
+impl RandomInputs {
+    /// `tokens` tokens, each with `topk` distinct experts of all of the layer's and weights that sum to 1. The same
+    /// seed gives the same inputs.
+    pub(super) fn new(shape: &MoeShape, tokens: usize, seed: u64) -> anyhow::Result<Self> {
+        let &MoeShape { hidden, experts, topk, .. } = shape;
+        if topk > experts {
+            anyhow::bail!("topk is {topk}, but must be at most the layer's {experts} experts for random inputs");
+        }
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut random = Self {
+            hidden: (0..tokens * hidden).map(|_| bf16::from_f32(normal(&mut rng))).collect(),
+            topk_ids: Vec::with_capacity(tokens * topk),
+            topk_weights: Vec::with_capacity(tokens * topk),
+            topk,
+        };
+        for _ in 0..tokens {
+            random.topk_ids.extend(rand::seq::index::sample(&mut rng, experts, topk).iter().map(|id| id as i32));
+            let raw: Vec<f32> = (0..topk).map(|_| rng.random_range(0.1..1.0)).collect();
+            let sum: f32 = raw.iter().sum();
+            random.topk_weights.extend(raw.iter().map(|weight| weight / sum));
+        }
+        Ok(random)
+    }
+
+    pub(super) fn inputs(&self) -> Inputs<'_> {
+        Inputs {
+            hidden: HiddenRows::Bf16(&self.hidden),
+            topk_ids: &self.topk_ids,
+            topk_weights: &self.topk_weights,
+            topk: self.topk,
+        }
+    }
+}
+
+/// A normally distributed number, by Box and Muller.
+fn normal(rng: &mut StdRng) -> f32 {
+    let (radius, angle): (f32, f32) = (rng.random(), rng.random());
+    (-2.0 * (1.0 - radius).ln()).sqrt() * (TAU * angle).cos()
+}

@@ -1,0 +1,351 @@
+//! The program as a user meets it: exit codes, messages and reports, on the golden checkpoints and on broken copies.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+const GOLDEN: [&str; 5] = ["qwen3_moe", "deepseek_v3", "ragged", "deepseek_v4_named", "compressed_tensors"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_nvfp4-moe"))
+}
+
+/// Runs the program on a checkpoint, on the CPU unless `args` say otherwise.
+fn run(verb: &str, checkpoint: &Path, args: &[&str]) -> Output {
+    let mut command = program();
+    command.arg(verb).arg(checkpoint);
+    if !args.contains(&"--device") {
+        command.args(["--device", "cpu"]);
+    }
+    command.args(args).output().unwrap()
+}
+
+fn bench(args: &[&str]) -> Output {
+    program().args(["bench", "--device", "cpu"]).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A successful run's JSON.
+#[track_caller]
+fn report(verb: &str, checkpoint: &Path, args: &[&str]) -> Value {
+    let output = run(verb, checkpoint, &[args, &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A run that must be an error: exit code 2, nothing on stdout, no panic, and these parts in its message.
+#[track_caller]
+fn refused(output: &Output, parts: &[&str]) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{}{text}", stdout(output));
+    assert!(!text.contains("panicked"), "{text}");
+    assert!(output.stdout.is_empty(), "{}", stdout(output));
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+/// A copy of a golden checkpoint, to be broken.
+fn copy_of(name: &str) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for file in fs::read_dir(golden(name)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+/// The header of a safetensors file, and where the data start.
+fn header_of(bytes: &[u8]) -> (Map<String, Value>, usize) {
+    let start = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..start]).unwrap(), start)
+}
+
+/// A copy whose model.safetensors has another header; the data stay.
+fn with_header(name: &str, edit: impl FnOnce(&mut Map<String, Value>)) -> TempDir {
+    let copy = copy_of(name);
+    let path = copy.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let (mut header, start) = header_of(&bytes);
+    edit(&mut header);
+    let mut header = serde_json::to_vec(&header).unwrap();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[start..]].concat()).unwrap();
+    copy
+}
+
+fn with_config(name: &str, key: &str, value: Value) -> TempDir {
+    let copy = copy_of(name);
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config[key] = value;
+    fs::write(&path, config.to_string()).unwrap();
+    copy
+}
+
+/// Renames tensors; the bytes stay where they are.
+fn rename(header: &mut Map<String, Value>, from: &str, to: &str) {
+    for name in header.keys().filter(|name| name.contains(from)).cloned().collect::<Vec<_>>() {
+        let entry = header.remove(&name).unwrap();
+        header.insert(name.replace(from, to), entry);
+    }
+}
+
+/// Writes one F32 tensor's value.
+fn set_scalar(checkpoint: &TempDir, tensor: &str, value: f32) {
+    let path = checkpoint.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let (header, start) = header_of(&bytes);
+    let at = start + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn every_golden_checkpoint_is_met_in_every_scale_mode() {
+    for name in GOLDEN {
+        for scales in ["auto", "static", "per-token", "per-tensor"] {
+            let report = report("forward", &golden(name), &["--scales", scales]);
+            assert_eq!(report["out_dtype"], "f32");
+            assert_eq!(report["passed"], true, "{report}");
+            assert!(report["rel_l2"].as_f64().unwrap() < 1e-6, "{report}");
+            assert_eq!(report["nan_count"], 0);
+        }
+    }
+}
+
+#[test]
+fn ranks_give_the_same_sum_and_one_alone_a_part() {
+    for name in GOLDEN {
+        for ranks in ["1", "2", "4", "5", "20"] {
+            let report = report("forward", &golden(name), &["--ranks", ranks]);
+            assert_eq!(report["passed"], true, "{name} on {ranks} ranks: {report}");
+        }
+    }
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("part.safetensors");
+    let args = ["--ranks", "20", "--rank", "19", "--out-dtype", "f32", "--out", out.to_str().unwrap()];
+    let part = report("forward", &golden("ragged"), &args);
+    assert_eq!((&part["rel_l2"], &part["expect"]), (&Value::Null, &Value::Null));
+    let written = fs::read(&out).unwrap();
+    let (_, start) = header_of(&written);
+    assert_eq!(written.len() - start, 33 * 320 * 4);
+    assert!(written[start..].iter().all(|&byte| byte == 0), "rank 19 of 20 holds none of 5 experts");
+}
+
+#[test]
+fn beyond_the_tolerance_is_exit_code_1() {
+    let qwen = golden("qwen3_moe");
+    let far = run("forward", &qwen, &["--expect", "routed_out"]);
+    assert_eq!(far.status.code(), Some(1));
+    assert!(stdout(&far).contains("FAILED") && stdout(&far).contains("first difference"), "{}", stdout(&far));
+    let near = run("forward", &qwen, &["--expect", "routed_out", "--tolerance", "6e-2"]);
+    assert_eq!(near.status.code(), Some(0), "{}", stdout(&near));
+    let rows = run("forward", &qwen, &["--expect", "routed_out", "--tolerance", "6e-2", "--out-dtype", "f32"]);
+    assert_eq!(rows.status.code(), Some(1), "f32 rows must be close one by one");
+    let other = run("forward", &qwen, &["--activation", "swigluoai", "--expect", "expected"]);
+    assert_eq!(other.status.code(), Some(1), "another activation is another result");
+}
+
+#[test]
+fn random_inputs_are_seeded() {
+    let directory = TempDir::new().unwrap();
+    let output_of = |run: &str, seed: &str| {
+        let path = directory.path().join(run);
+        let args = ["--tokens", "3", "--seed", seed, "--out", path.to_str().unwrap()];
+        let report = report("forward", &golden("ragged"), &args);
+        assert_eq!((&report["tokens"], &report["out_dtype"]), (&json!(3), &json!("bf16")));
+        fs::read(path).unwrap()
+    };
+    let first = output_of("first", "1");
+    assert!(first == output_of("again", "1"));
+    assert!(first != output_of("other", "2"));
+    assert_eq!(report("forward", &golden("ragged"), &["--tokens", "0"])["tokens"], 0);
+}
+
+#[test]
+fn flags_override_the_config() {
+    let qwen = golden("qwen3_moe");
+    let copy = with_config("qwen3_moe", "hidden_act", json!("gelu"));
+    refused(&run("forward", copy.path(), &[]), &["hidden_act", "gelu", "not supported"]);
+    assert_eq!(report("forward", copy.path(), &["--activation", "swiglu"])["activation"], "SwiGLU");
+    assert_eq!(report("forward", &qwen, &["--swiglu-limit", "7"])["activation"], "SwiGLU with limit 7");
+    refused(&run("forward", &qwen, &["--activation", "relu2"]), &["expert 0 has a gate matrix"]);
+    refused(&run("forward", &qwen, &["--swiglu-limit", "0"]), &["limit is 0.0", "above 0"]);
+    refused(&run("forward", &qwen, &["--activation", "relu2", "--swiglu-limit", "7"]), &["relu2 has none"]);
+    let copy = with_config("qwen3_moe", "num_experts_per_tok", Value::Null);
+    assert_eq!(report("forward", copy.path(), &[])["topk"], 2, "the inputs say it");
+    refused(&run("forward", copy.path(), &["--tokens", "1"]), &["num_experts_per_tok", "--inputs"]);
+}
+
+#[test]
+fn inspect_shows_layers_and_plan() {
+    let output = run("inspect", &golden("compressed_tensors"), &["--max-tokens", "128", "--ranks", "3"]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0));
+    for part in ["compressed-tensors", "NVFP4", "L1 all, L2 all", "quantized once", "128 tokens", "3 of 8", "workspace"]
+    {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+    let report = report("inspect", &golden("deepseek_v4_named"), &[]);
+    assert_eq!(report["layers"][0]["names"], "DeepSeek-V4");
+    assert_eq!(report["layers"][0]["activation"], "SwiGLU with limit 10");
+    let plan = &report["plan"];
+    let regions: u64 = plan["workspace"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    assert_eq!(plan["workspace_bytes"], regions);
+    assert!(plan["weights_bytes"].as_u64() >= report["layers"][0]["nvfp4_bytes"].as_u64());
+
+    let copy = copy_of("qwen3_moe");
+    set_scalar(&copy, "model.layers.0.mlp.experts.1.up_proj.input_scale", 1.0);
+    let text = stdout(&run("inspect", copy.path(), &[]));
+    assert!(text.contains("gate and up differ: the larger is used") && text.contains("once a slot"), "{text}");
+}
+
+#[test]
+fn bad_files_are_named() {
+    let of = |name: &str| format!("model.layers.0.mlp.{name}");
+    let truncated = copy_of("qwen3_moe");
+    let path = truncated.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    let whole = bytes.len().to_string();
+    let dtype = with_header("qwen3_moe", |header| {
+        header[&of("experts.3.up_proj.weight_scale")]["dtype"] = json!("F8_E5M2");
+    });
+    let shape = with_header("qwen3_moe", |header| header[&of("experts.3.up_proj.weight")]["shape"] = json!([64, 256]));
+    let missing = with_header("qwen3_moe", |header| rename(header, "experts.3.", "expelled.3."));
+    let tensor = with_header("qwen3_moe", |header| rename(header, "experts.3.up_proj.weight_scale_2", "other"));
+    let index = copy_of("qwen3_moe");
+    let map = json!({"weight_map": {of("experts.3.up_proj.weight"): "model-00002-of-00002.safetensors"}});
+    fs::write(index.path().join("model.safetensors.index.json"), map.to_string()).unwrap();
+    let empty = TempDir::new().unwrap();
+    let cases: [(&Path, &[&str]); 8] = [
+        (truncated.path(), &["model.safetensors is truncated", &whole]),
+        (dtype.path(), &["experts.3.up_proj.weight_scale must be", "F8_E4M3", "F8_E5M2"]),
+        (shape.path(), &["experts.3.up_proj.weight must have the shape", "[128, 128]", "[64, 256]"]),
+        (missing.path(), &["expert 3 of layer 0 is missing", "7 experts were found, expected 8"]),
+        (tensor.path(), &["experts.3.up_proj.weight_scale_2 is missing"]),
+        (index.path(), &["model.safetensors.index.json names the shard model-00002-of-00002.safetensors"]),
+        (empty.path(), &["holds no .safetensors file"]),
+        (Path::new("/no/such/model"), &["cannot open /no/such/model", "check the path"]),
+    ];
+    for (path, parts) in cases {
+        for verb in ["inspect", "forward"] {
+            refused(&run(verb, path, &[]), parts);
+        }
+    }
+}
+
+#[test]
+fn bad_scales_are_named() {
+    let input_scale = "model.layers.0.mlp.experts.2.down_proj.input_scale";
+    for (value, shown) in [(0.0, "0.0"), (f32::INFINITY, "inf"), (f32::NAN, "NaN")] {
+        let copy = copy_of("qwen3_moe");
+        set_scalar(&copy, input_scale, value);
+        refused(&run("forward", copy.path(), &[]), &[input_scale, shown, "finite and above 0"]);
+    }
+    for value in [2400.0, 1e-6] {
+        let copy = copy_of("qwen3_moe");
+        set_scalar(&copy, "model.layers.0.mlp.experts.2.down_proj.weight_scale_2", value);
+        let output = run("forward", copy.path(), &[]);
+        assert_eq!(output.status.code(), Some(1), "another weight scale is another result, and no error");
+        assert!(stdout(&output).contains("unexpected NaN     0"), "{}", stdout(&output));
+    }
+    let without = with_header("qwen3_moe", |header| rename(header, "experts.2.down_proj.input_scale", "other"));
+    refused(&run("forward", without.path(), &["--scales", "static"]), &[input_scale, "missing", "per-token"]);
+    let automatic = report("forward", without.path(), &[]);
+    assert_eq!((&automatic["scales"], &automatic["passed"]), (&json!("per-token"), &json!(true)));
+}
+
+#[test]
+fn bad_requests_are_named() {
+    let qwen = golden("qwen3_moe");
+    let elsewhere = golden("deepseek_v3").join("io.safetensors");
+    let elsewhere = elsewhere.to_str().unwrap();
+    let formats = golden("formats.safetensors");
+    let cases: [(&[&str], &[&str]); 13] = [
+        (&["--layer", "7"], &["layer 7 has no experts", "0"]),
+        (&["--ranks", "0"], &["ranks is 0", "at least 1"]),
+        (&["--ranks", "5", "--rank", "5"], &["rank is 5", "below"]),
+        (&["--rank", "1"], &["--ranks"]),
+        (&["--expect", "nothing"], &["no tensor nothing", "expected"]),
+        (&["--tokens", "2", "--expect", "expected"], &["--inputs"]),
+        (&["--inputs", elsewhere], &["512 columns", "256"]),
+        (&["--inputs", formats.to_str().unwrap()], &["no tensor hidden"]),
+        (&["--inputs", "/no/such/file"], &["/no/such/file"]),
+        (&["--inputs", elsewhere, "--tokens", "1"], &["cannot be used with"]),
+        (&["--tolerance", "NaN"], &["--tolerance is NaN"]),
+        (&["--device", "tpu"], &["no device \"tpu\"", "cuda:N"]),
+        (&["--device", "cuda:4096"], &["--device cpu"]),
+    ];
+    for (args, parts) in cases {
+        refused(&run("forward", &qwen, args), parts);
+    }
+    refused(&bench(&["--shape", "gpt"]), &["qwen3-30b"]);
+    refused(&bench(&["--shape", "24x16x1x1"]), &["hidden is 24", "multiple of 16"]);
+    refused(&bench(&["--shape", "qwen3-30b", "--tokens", "0"]), &["--tokens"]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_leaves_nothing_behind() {
+    let directory = TempDir::new().unwrap();
+    let out = directory.path().join("no/such/directory/out.safetensors");
+    let output = run("forward", &golden("qwen3_moe"), &["--out", out.to_str().unwrap()]);
+    refused(&output, &["cannot write", "out.safetensors"]);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn bench_prints_every_number() {
+    let output = bench(&["--shape", "320x176x5x2", "--tokens", "1,7", "--iterations", "3", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["read_ceiling_gb_per_s"].as_f64().unwrap() > 0.0);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["tokens"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 7]);
+    assert_eq!(rows[0]["touched_bytes"], json!(f64::from(2 * 3 * 320 * 176 * 9 / 16)));
+    assert!(rows.iter().all(|row| row["check_passed"] == true && row["layer_ms"].as_f64().unwrap() > 0.0));
+    let text = bench(&["--shape", "64x32x4x2", "--tokens", "2", "--iterations", "1", "--no-check"]);
+    assert!(stdout(&text).contains("read ceiling") && stdout(&text).contains("not checked: --no-check"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    for verb in ["inspect", "forward"] {
+        let mut child = program()
+            .args([verb, golden("qwen3_moe").to_str().unwrap(), "--device", "cpu"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn help_and_version_are_there() {
+    let cases =
+        [(&["--help"][..], "Examples:"), (&["-V"], env!("CARGO_PKG_VERSION")), (&["forward", "-h"], "--swiglu-limit")];
+    for (args, part) in cases {
+        let output = program().args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert!(stdout(&output).contains(part), "{}", stdout(&output));
+    }
+    assert_eq!(program().output().unwrap().status.code(), Some(2));
+}

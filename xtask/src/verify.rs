@@ -1,0 +1,127 @@
+//! `cargo xtask verify`: everything that shows that a checkout works on this machine, and one table of it.
+
+mod closeness;
+mod devices;
+mod golden;
+pub(crate) mod report;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::build_ptx::{self, Checked, Depth};
+use crate::process;
+use nvfp4_moe::harness::{Runner, Target};
+use nvfp4_moe_tests::cases;
+use report::{Outcome, Report};
+
+/// Arguments of `verify`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run the golden cases on this device only: cpu, cuda or cuda:N; may be given more than once. Without it: the CPU
+    /// and every GPU that the driver sees.
+    #[arg(long = "device", value_name = "DEVICE", value_parser = devices::parse)]
+    devices: Vec<Target>,
+    /// A further case: a directory with model.safetensors, io.safetensors and config.json; may be given more than once.
+    #[arg(long = "case", value_name = "DIR")]
+    cases: Vec<PathBuf>,
+    /// Print one JSON object instead of the table; everything else goes to stderr.
+    #[arg(long)]
+    json: bool,
+    /// Leave out the slow parts: `cargo test`, and compiling the PTX again.
+    #[arg(long)]
+    quick: bool,
+    /// For a machine without cargo, to which this program was brought: only what runs on devices.
+    #[arg(long)]
+    prebuilt: bool,
+}
+
+/// Runs the verb; whether nothing failed.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let mut report = Report::default();
+    run_into(arguments, &mut report);
+    finish(arguments, &report)
+}
+
+/// Prints the report; whether nothing failed.
+pub(crate) fn finish(arguments: &Arguments, report: &Report) -> Result<bool> {
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report.to_json())?);
+    } else {
+        print!("{report}");
+    }
+    Ok(report.failed() == 0)
+}
+
+/// Adds the outcome of every step to the report.
+pub(crate) fn run_into(arguments: &Arguments, report: &mut Report) {
+    let root = process::workspace_root();
+    // Opened first: a GPU that was asked for and is not there should not be found out after minutes of building.
+    let before = report.failed();
+    let runners = devices::open(&arguments.devices, report);
+    if report.failed() > before && !arguments.devices.is_empty() {
+        return;
+    }
+    if !arguments.prebuilt && !build_and_test(arguments, &root, report) {
+        return;
+    }
+
+    let golden_cases = golden::find_cases(&root.join("tests/golden"), &arguments.cases, report);
+    let mut first_outputs = golden::Outputs::default();
+    for runner in &runners {
+        eprintln!("Golden cases on {}", runner.device_name());
+        for case in &golden_cases {
+            golden::run_case(runner, case, &mut first_outputs, report);
+        }
+        run_suites(runner, report);
+    }
+
+    if arguments.prebuilt {
+        report.add("build, tests, PTX", Outcome::NotRun("left out by --prebuilt".to_owned()));
+        return;
+    }
+    let depth = if arguments.quick { Depth::HashesOnly } else { Depth::Rebuild };
+    report.add(
+        "PTX",
+        match build_ptx::check(&root, depth) {
+            Ok(checked) => Outcome::passed(match &checked {
+                // Said as what it is: less than a rebuild.
+                Checked::Hashes(_) => format!("hashes only: {}", checked.sentence()),
+                Checked::Rebuilt => checked.sentence(),
+            }),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        },
+    );
+}
+
+/// Builds and tests the workspace; whether it could be built.
+fn build_and_test(arguments: &Arguments, root: &Path, report: &mut Report) -> bool {
+    let build = process::run_aloud(process::cargo(root).args(["build", "--release", "--workspace"]));
+    let built = build.is_ok();
+    report.add("build", Outcome::of(build, "cargo build --release --workspace"));
+    if !built {
+        return false;
+    }
+    let tests = if arguments.quick {
+        Outcome::NotRun("left out by --quick".to_owned())
+    } else {
+        let tests = process::run_aloud(process::cargo(root).args(["test", "--workspace"]));
+        Outcome::of(tests, "cargo test --workspace")
+    };
+    report.add("tests", tests);
+    true
+}
+
+/// Checks of reported failures on a GPU, a row each. On the CPU they are tests of the workspace, which have run already.
+fn run_suites(runner: &Runner, report: &mut Report) {
+    if runner.engine().is_none() {
+        return;
+    }
+    for result in cases::run_all(runner, None) {
+        let outcome = match result.outcome {
+            Ok(()) => Outcome::passed(format!("{:.2} s", result.seconds)),
+            Err(what) => Outcome::Failed(what),
+        };
+        report.add_on(result.name, runner.target().to_string(), outcome);
+    }
+}
