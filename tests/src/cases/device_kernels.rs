@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use half::bf16;
 use nvfp4_moe::cuda::Engine;
-use nvfp4_moe::driver::{DeviceBuffer, Stream};
+use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe::plan::{Plan, Region};
 use nvfp4_moe::routing::Routing;
 use nvfp4_moe::schedule::{Launch, Params};
@@ -113,7 +113,6 @@ fn run(
         shared_bytes,
         params: Params::Quantize(params),
     };
-    let stream = Stream::new(engine.device())?;
     let mut launches = vec![
         launch("quantize_codes", quantize::THREADS, quantize::SHARED_BYTES, to_codes),
         launch("quantize", quantize::THREADS, quantize::SHARED_BYTES, to_products),
@@ -121,12 +120,9 @@ fn run(
     if mode == RowScale::PerTensor {
         launches.insert(0, launch("amax", amax::THREADS, 0, to_codes));
     }
-    for launch in &launches {
-        // SAFETY: a block a row, with the kernel's threads and shared memory; all buffers have the sizes that
-        // QuantizeParams documents and live beyond the synchronisation below.
-        unsafe { engine.launch(launch, stream.handle())? };
-    }
-    stream.synchronize()?;
+    // SAFETY: a block a row, with the kernel's threads and shared memory; all buffers have the sizes that QuantizeParams
+    // documents, and nothing else uses them.
+    unsafe { engine.run_alone(&launches)? };
     let [scales, again] = [downloaded::<u32>(&row_scales[0])?, downloaded(&row_scales[1])?];
     ensure!(scales == again, "the two kernels write different row scales");
     Ok(Quantized {

@@ -23,7 +23,7 @@ fn largest(expert: &mut Expert) {
     let mut rng = StdRng::seed_from_u64(22);
     for matrix in expert.matrices() {
         for byte in &mut matrix.codes {
-            *byte = LARGEST_CODE * 0x11 | rng.random::<u8>() & 0x88;
+            *byte = (LARGEST_CODE * 0x11) | (rng.random::<u8>() & 0x88);
         }
         matrix.scales.fill(SCALE_448);
         matrix.weight_scale = 1.0 / (2688.0 * 10.0);
