@@ -17,6 +17,9 @@ use safetensors::SafeTensors;
 use super::device_layout::same_bytes;
 use super::setup::{Batch, Lab, Layer, ROW_MODES, SWIGLU, gpu};
 
+/// Inside the program, so that it runs on a machine without the repository.
+const GOLDEN: &[u8] = include_bytes!("../../golden/quantize_vectors.safetensors");
+
 /// What a quantizer kernel wrote.
 struct Quantized {
     /// Of `quantize_codes`: codes and block scales.
@@ -169,9 +172,7 @@ fn largest(x: &[f32]) -> u32 {
 
 pub(super) fn quantizer(lab: &Lab<'_>) -> Result<()> {
     let engine = lab.runner.engine().context("a GPU")?;
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/quantize_vectors.safetensors");
-    let bytes = std::fs::read(path).with_context(|| path.to_owned())?;
-    let file = SafeTensors::deserialize(&bytes)?;
+    let file = SafeTensors::deserialize(GOLDEN)?;
     let floats = |name: &str| -> Result<Vec<f32>> { Ok(bytemuck::pod_collect_to_vec(file.tensor(name)?.data())) };
     let mut cases = 0;
     for case in file.names().into_iter().filter_map(|name| name.strip_suffix(".x")) {
