@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::driver::{Device, DriverError, Function, Module, StreamHandle};
+use crate::driver::{Device, DriverError, Function, Module, Stream, StreamHandle};
 use crate::schedule::{self, Launch, Params};
 
 /// PTX of the portable kernels; the driver compiles it for the GPU at hand.
@@ -68,20 +68,33 @@ impl Engine {
         self.inner.module.function(kernel)
     }
 
-    /// Starts one launch. A forward does this for every launch of its schedule; single kernels are for tests and
-    /// measurements.
+    /// Runs single kernels in this order, on a stream of their own, and waits for them: for tests. A forward does not
+    /// go through here.
     ///
     /// # Errors
-    /// [`DriverError::Kernel`] when the driver refuses the launch; what fails later is reported by a later call.
+    /// [`DriverError`]: the driver refuses a launch, or a kernel fails.
     ///
     /// # Panics
-    /// When no kernel has the launch's name.
+    /// When no kernel has a launch's name.
     ///
     /// # Safety
-    /// The params are those of the kernel, its documentation's grid and shared memory are kept, and every address in
-    /// the params is device memory of the size documented there, alive and not used otherwise until the kernel has
-    /// ended.
-    pub unsafe fn launch(&self, launch: &Launch, stream: StreamHandle<'_>) -> Result<(), DriverError> {
+    /// The params are those of the kernel, its documented grid, threads and shared memory are kept, and every address
+    /// in the params is device memory of the size documented there, not used otherwise meanwhile.
+    pub unsafe fn run_alone(&self, launches: &[Launch]) -> Result<(), DriverError> {
+        let stream = Stream::new(&self.inner.device)?;
+        for launch in launches {
+            // SAFETY: the caller's contract; the memory is alive until the synchronisation below.
+            unsafe { self.launch(launch, stream.handle())? };
+        }
+        stream.synchronize()
+    }
+
+    /// Starts one launch.
+    ///
+    /// # Safety
+    /// Every address in the launch's params is device memory of the size documented there, alive and not used
+    /// otherwise until the kernel has ended.
+    pub(super) unsafe fn launch(&self, launch: &Launch, stream: StreamHandle<'_>) -> Result<(), DriverError> {
         let function = &self.inner.functions[launch.kernel];
         let (grid, block, shared) = (launch.grid, [launch.threads, 1, 1], launch.shared_bytes);
         // SAFETY: the caller's contract; the schedule pairs each kernel with its own params struct.

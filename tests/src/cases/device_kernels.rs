@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use half::bf16;
 use nvfp4_moe::cuda::Engine;
-use nvfp4_moe::driver::{DeviceBuffer, Stream};
+use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe::plan::{Plan, Region};
 use nvfp4_moe::routing::Routing;
 use nvfp4_moe::schedule::{Launch, Params};
@@ -16,6 +16,9 @@ use safetensors::SafeTensors;
 
 use super::device_layout::same_bytes;
 use super::setup::{Batch, Lab, Layer, ROW_MODES, SWIGLU, gpu};
+
+/// Inside the program, so that it runs on a machine without the repository.
+const GOLDEN: &[u8] = include_bytes!("../../golden/quantize_vectors.safetensors");
 
 /// What a quantizer kernel wrote.
 struct Quantized {
@@ -113,7 +116,6 @@ fn run(
         shared_bytes,
         params: Params::Quantize(params),
     };
-    let stream = Stream::new(engine.device())?;
     let mut launches = vec![
         launch("quantize_codes", quantize::THREADS, quantize::SHARED_BYTES, to_codes),
         launch("quantize", quantize::THREADS, quantize::SHARED_BYTES, to_products),
@@ -121,12 +123,9 @@ fn run(
     if mode == RowScale::PerTensor {
         launches.insert(0, launch("amax", amax::THREADS, 0, to_codes));
     }
-    for launch in &launches {
-        // SAFETY: a block a row, with the kernel's threads and shared memory; all buffers have the sizes that
-        // QuantizeParams documents and live beyond the synchronisation below.
-        unsafe { engine.launch(launch, stream.handle())? };
-    }
-    stream.synchronize()?;
+    // SAFETY: a block a row, with the kernel's threads and shared memory; all buffers have the sizes that QuantizeParams
+    // documents, and nothing else uses them.
+    unsafe { engine.run_alone(&launches)? };
     let [scales, again] = [downloaded::<u32>(&row_scales[0])?, downloaded(&row_scales[1])?];
     ensure!(scales == again, "the two kernels write different row scales");
     Ok(Quantized {
@@ -173,9 +172,7 @@ fn largest(x: &[f32]) -> u32 {
 
 pub(super) fn quantizer(lab: &Lab<'_>) -> Result<()> {
     let engine = lab.runner.engine().context("a GPU")?;
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/quantize_vectors.safetensors");
-    let bytes = std::fs::read(path).with_context(|| path.to_owned())?;
-    let file = SafeTensors::deserialize(&bytes)?;
+    let file = SafeTensors::deserialize(GOLDEN)?;
     let floats = |name: &str| -> Result<Vec<f32>> { Ok(bytemuck::pod_collect_to_vec(file.tensor(name)?.data())) };
     let mut cases = 0;
     for case in file.names().into_iter().filter_map(|name| name.strip_suffix(".x")) {

@@ -68,7 +68,8 @@ fn check_plan(spec: &LayerSpec, tokens: usize) -> Result<Plan> {
 
 pub(super) fn plans_are_exact(lab: &Lab<'_>) -> Result<()> {
     for mode in MODES {
-        for sizes in [[96, 80, 5, 2], [320, 176, 130, 8], [80, 16, 1, 1]] {
+        let sizes = [[96, 80, 5, 2], [80, 16, 1, 1], [320, 176, 130, 8]];
+        for &sizes in if lab.is_full() { &sizes[..] } else { &sizes[..2] } {
             for tokens in [0, 1, 33, 129, 5000] {
                 let layer = Layer::new(sizes, SWIGLU, mode);
                 check_plan(&layer.spec, tokens)?;
