@@ -134,12 +134,23 @@ impl Runner {
             return Ok(Self { target, name, reason, engine: None });
         };
         let device = Device::open(ordinal)?;
+        Self::with_engine(target, format!("GPU {ordinal}, {}", device.name()), reason, &device)
+    }
+
+    /// Loads the kernels on a device that is there already; reports call it `name`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_device(device: &Device, name: &'static str) -> Result<Self, HarnessError> {
+        Self::with_engine(Target::Backend(name), device.name().to_owned(), "asked for".to_owned(), device)
+    }
+
+    fn with_engine(target: Target, name: String, reason: String, device: &Device) -> Result<Self, HarnessError> {
         let found = device.limits().compute_capability;
         if found < OLDEST_ARCHITECTURE {
             return Err(PlanError::UnsupportedArchitecture { found }.into());
         }
-        let name = format!("GPU {ordinal}, {}", device.name());
-        Ok(Self { target, name, reason, engine: Some(Engine::new(&device)?) })
+        Ok(Self { target, name, reason, engine: Some(Engine::new(device)?) })
     }
 
     /// The device of a choice; `auto` takes the first GPU that works, else the CPU, and never fails.

@@ -73,7 +73,7 @@ fn a_device_is_found_or_said_to_be_missing() {
     let automatic = Runner::choose(DeviceChoice::Auto).unwrap();
     match automatic.target() {
         Target::Cpu => assert!(automatic.reason().starts_with("no usable GPU: "), "{}", automatic.reason()),
-        Target::Cuda(_) => assert!(automatic.engine().is_some()),
+        Target::Cuda(_) | Target::Backend(_) => assert!(automatic.engine().is_some()),
     }
     let error = Runner::new(Target::Cuda(4096)).unwrap_err().to_string();
     assert!(error.contains("--device cpu"), "{error}");

@@ -66,14 +66,13 @@ pub enum DriverError {
         total_bytes: u64,
     },
 
-    /// Page-locked host memory could not be had.
-    #[error(
-        "{requested_bytes} bytes of page-locked host memory were asked for, but the system did not give \
-         them; free host memory, or raise the locked-memory limit (ulimit -l)"
-    )]
-    OutOfPinnedMemory {
-        /// The size of the allocation that failed, in bytes.
-        requested_bytes: u64,
+    /// A backend other than the CUDA driver failed.
+    #[error("{backend}: {detail}")]
+    Backend {
+        /// Its name.
+        backend: String,
+        /// What went wrong, as a sentence.
+        detail: String,
     },
 
     /// A copy or fill would leave its buffer.

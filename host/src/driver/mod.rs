@@ -29,7 +29,9 @@
 //! What is queued on a stream runs later. Errors of a kernel (an illegal address, say) are therefore
 //! reported by a later call, usually the one that waits for the stream.
 
+pub mod backend;
 mod buffer;
+mod cuda;
 mod device;
 mod error;
 mod loader;
@@ -37,7 +39,7 @@ mod module;
 mod stream;
 mod symbols;
 
-pub use buffer::{DeviceBuffer, PinnedBuffer};
+pub use buffer::DeviceBuffer;
 pub use cust::sys::{CUcontext, CUstream};
 pub use device::{Device, driver_available};
 pub use error::DriverError;

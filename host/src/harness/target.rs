@@ -12,6 +12,8 @@ pub enum Target {
     Cpu,
     /// The GPU with this number.
     Cuda(u32),
+    /// A device that something other than the CUDA driver plays; see [`Runner::of_device`](super::Runner::of_device).
+    Backend(&'static str),
 }
 
 impl fmt::Display for Target {
@@ -19,6 +21,7 @@ impl fmt::Display for Target {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Backend(name) => f.write_str(name),
         }
     }
 }
