@@ -60,10 +60,10 @@ impl Kernels for Cuda {
             Ok(()) => Ok(Handle::of(raw)),
             Err(Failed::Code { code, .. }) => {
                 // 222: the PTX version is not supported; some drivers call it invalid PTX, 218.
-                if let (218 | 222, Some(needed)) = (code, cuda_needed(ptx)) {
-                    if self.driver_version() < needed {
-                        return Err(DriverError::DriverTooOld { driver_cuda: self.driver_version(), needed });
-                    }
+                if let (218 | 222, Some(needed)) = (code, cuda_needed(ptx))
+                    && self.driver_version() < needed
+                {
+                    return Err(DriverError::DriverTooOld { driver_cuda: self.driver_version(), needed });
                 }
                 let log = [text_of(&errors), text_of(&notes)]
                     .into_iter()
