@@ -1,0 +1,70 @@
+//! The instruction set, one file a family. Each family decodes what it knows and leaves the rest to the others; a new
+//! family is one more file and one more line in [`FAMILIES`].
+
+mod barrier;
+mod bits;
+mod compare;
+mod control;
+mod convert;
+mod float;
+mod integer;
+mod memory;
+mod movement;
+mod warp;
+
+use crate::decode::{Decoder, Operation, Refusal, Statement};
+use crate::execute::Reg;
+use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
+
+pub(crate) use control::{end, jump};
+
+/// Decodes a statement if its opcode (and type) belongs to the family.
+type Family = fn(&mut Decoder<'_>, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
+
+/// Asked in order.
+const FAMILIES: &[Family] = &[
+    control::decode,
+    movement::decode,
+    integer::decode,
+    bits::decode,
+    compare::decode,
+    float::decode,
+    convert::decode,
+    memory::decode,
+    barrier::decode,
+    warp::decode,
+];
+
+/// State that families keep for each warp.
+#[derive(Default)]
+pub(crate) struct WarpState {}
+
+/// State that families keep for each block.
+#[derive(Default)]
+pub(crate) struct BlockExtra {}
+
+/// Decodes a statement.
+pub(crate) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+    for family in FAMILIES {
+        if let Some(operation) = family(d, s)? {
+            return Ok(operation);
+        }
+    }
+    Err(format!("opcode {} with these types", s.name).into())
+}
+
+fn unary(d: Reg, a: Reg, f: impl Fn(u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Unary { f, d, a })
+}
+
+fn binary(d: Reg, [a, b]: [Reg; 2], f: impl Fn(u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Binary { f, d, a, b })
+}
+
+fn ternary(d: Reg, [a, b, c]: [Reg; 3], f: impl Fn(u64, u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Ternary { f, d, a, b, c })
+}
+
+fn quaternary(d: Reg, sources: [Reg; 4], f: impl Fn(u64, u64, u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Quaternary { f, d, sources })
+}
