@@ -23,6 +23,11 @@ impl<'a> Modifiers<'a> {
         }
     }
 
+    /// Whether a modifier is there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.left.contains(&name)
+    }
+
     /// Takes a modifier that must be there.
     pub(crate) fn need(&mut self, name: &str) -> Result<(), Refusal> {
         if self.take(name) { Ok(()) } else { Err(format!("without .{name}").into()) }

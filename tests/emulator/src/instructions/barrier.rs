@@ -1,8 +1,7 @@
 //! Barriers of blocks and warps (PTX ISA 9.7.13.1, 9.7.13.2) and fences (9.7.13.4).
 
 use super::{Decoder, Operation, Refusal, Statement};
-use crate::error::FindingKind;
-use crate::execute::{Context, Execute, Fault, Reg, Step, fault};
+use crate::execute::{Context, Execute, Fault, Reg, Step};
 use crate::types::Type;
 
 /// `bar.sync`, `bar.arrive`, `barrier.sync`, `barrier.arrive` and their `.cta` forms.
@@ -104,10 +103,4 @@ pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Optio
         }
         _ => return Ok(None),
     }))
-}
-
-/// A fault because lanes do not agree.
-#[allow(dead_code)]
-fn disagreement(lanes: u32) -> Fault {
-    fault(FindingKind::Operand, lanes, "lanes do not agree")
 }

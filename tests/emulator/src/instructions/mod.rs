@@ -1,15 +1,21 @@
 //! The instruction set, one file a family. Each family decodes what it knows and leaves the rest to the others; a new
 //! family is one more file and one more line in [`FAMILIES`].
 
+mod asynchronous;
+mod atomic;
 mod barrier;
 mod bits;
 mod compare;
 mod control;
 mod convert;
 mod float;
+mod half;
 mod integer;
+mod matrix;
+mod matrix_memory;
 mod memory;
 mod movement;
+mod small_float;
 mod warp;
 
 use crate::decode::{Decoder, Operation, Refusal, Statement};
@@ -29,15 +35,23 @@ const FAMILIES: &[Family] = &[
     bits::decode,
     compare::decode,
     float::decode,
+    half::decode,
     convert::decode,
     memory::decode,
     barrier::decode,
     warp::decode,
+    atomic::decode,
+    asynchronous::decode,
+    matrix::decode,
+    matrix_memory::decode,
 ];
 
 /// State that families keep for each warp.
 #[derive(Default)]
-pub(crate) struct WarpState {}
+pub(crate) struct WarpState {
+    copies: asynchronous::Copies,
+    residues: matrix::Residues,
+}
 
 /// State that families keep for each block.
 #[derive(Default)]
