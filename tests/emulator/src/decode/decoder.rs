@@ -9,7 +9,7 @@ use crate::parse::ast::{Ast, KernelAst, Operand, RegisterDeclaration, Space, Var
 use crate::types::{Type, truncate};
 
 /// What the operands of a kernel's instructions are looked up in.
-pub(crate) struct Decoder<'a> {
+pub(crate) struct Decoder {
     registers: Vec<Register>,
     bits: Vec<u32>,
     predicates: Vec<Predicate>,
@@ -21,7 +21,6 @@ pub(crate) struct Decoder<'a> {
     dynamic_shared: u32,
     param_bytes: u64,
     narrow_stores: bool,
-    target: &'a str,
 }
 
 #[derive(Clone, Copy)]
@@ -62,8 +61,8 @@ fn place(end: &mut u64, variable: &Variable) -> u64 {
     at
 }
 
-impl<'a> Decoder<'a> {
-    pub(super) fn new(ast: &'a Ast, kernel: &KernelAst, labels: HashMap<String, u32>) -> Result<Self, Refusal> {
+impl Decoder {
+    pub(super) fn new(ast: &Ast, kernel: &KernelAst, labels: HashMap<String, u32>) -> Result<Self, Refusal> {
         let mut decoder = Self {
             registers: Vec::new(),
             bits: Vec::new(),
@@ -76,7 +75,6 @@ impl<'a> Decoder<'a> {
             dynamic_shared: 0,
             param_bytes: 0,
             narrow_stores: false,
-            target: &ast.target,
         };
         decoder.declare_variables(ast, kernel);
         for declaration in &kernel.registers {
@@ -159,11 +157,6 @@ impl<'a> Decoder<'a> {
             max_threads: kernel.max_threads,
             narrow_stores: self.narrow_stores,
         }
-    }
-
-    /// The module's `.target`.
-    pub(crate) fn target(&self) -> &str {
-        self.target
     }
 
     /// A store of so many bytes exists.

@@ -40,6 +40,7 @@ pub(crate) fn shared_fault(fault: SharedFault, lane: usize, address: u64) -> Fau
         SharedFault::Race(_) => FindingKind::SharedRace,
         SharedFault::InFlight(_) => FindingKind::InFlight,
         SharedFault::Proxy => FindingKind::ProxyFence,
+        SharedFault::Object => FindingKind::Mbarrier,
     };
     fault_at(kind, lane as u32, address, fault.detail())
 }

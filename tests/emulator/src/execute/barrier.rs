@@ -2,7 +2,7 @@
 
 use super::{Context, Fault, Step, fault};
 use crate::error::FindingKind;
-use crate::memory::shared::Knowledge;
+use crate::memory::clocks::Knowledge;
 
 /// Barriers of a block.
 #[derive(Default)]
@@ -40,20 +40,16 @@ impl Context<'_> {
             return Err(misuse(format!("{} threads arrive at barrier {id} of {count}", barrier.arrived)));
         }
         let warp = self.warp.index;
-        state.shared.release(warp as usize, lanes, &mut barrier.knowledge);
+        state.shared.release(warp, lanes, &mut barrier.knowledge);
         if wait {
             barrier.waiting.push((warp, lanes));
         }
         if barrier.arrived < count {
-            if !wait {
-                // What follows is not part of what the arrival passed on.
-                state.shared.sync_warp_time(warp as usize);
-            }
             return Ok(if wait { Step::Sleep(lanes) } else { Step::Next });
         }
         let done = std::mem::take(barrier);
         for &(waiting, waiting_lanes) in &done.waiting {
-            state.shared.acquire(waiting as usize, &done.knowledge);
+            state.shared.acquire(waiting, &done.knowledge);
             if (waiting, waiting_lanes) != (warp, lanes) {
                 state.wakes.push((waiting, waiting_lanes));
             }

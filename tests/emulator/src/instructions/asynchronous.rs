@@ -118,7 +118,7 @@ impl Execute for Wait {
     }
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     if s.name != "cp" || !s.modifiers.has("async") || s.modifiers.has("bulk") || s.modifiers.has("mbarrier") {
         return Ok(None);
     }

@@ -77,7 +77,7 @@ fn function(name: &str, kind: Type) -> Option<fn(u64, u64, u64) -> u64> {
     })
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     let returns = match s.name {
         "atom" => true,
         "red" if !s.modifiers.has("async") => false,

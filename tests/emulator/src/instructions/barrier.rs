@@ -39,10 +39,10 @@ struct WarpBarrier {
 impl Execute for WarpBarrier {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let members = cx.mask(self.members, lanes)?;
-        if cx.converge(lanes, members, false)?.is_none() {
-            return Ok(Step::Hold);
+        match cx.converge(lanes, members, false)? {
+            Some(lanes) => cx.block.shared.sync_warp(cx.warp.index, lanes),
+            None => return Ok(Step::Hold),
         }
-        cx.block.shared.sync_warp(cx.warp.index as usize);
         Ok(Step::Next)
     }
 
@@ -57,15 +57,15 @@ struct Fence {
 }
 
 impl Execute for Fence {
-    fn execute(&self, cx: &mut Context<'_>, _: u32) -> Result<Step, Fault> {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         if self.proxy {
-            cx.block.shared.proxy_fence();
+            cx.block.shared.proxy_fence(cx.warp.index, lanes);
         }
         Ok(Step::Next)
     }
 }
 
-fn block_barrier(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn block_barrier(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     s.modifiers.take("cta");
     let aligned = s.name == "bar" || s.modifiers.take("aligned");
     let wait = s.modifiers.one_of(&[("sync", true), ("arrive", false)]).ok_or("without .sync or .arrive")?;
@@ -77,7 +77,7 @@ fn block_barrier(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation
     Ok(Box::new(BlockBarrier { id, count, wait, aligned }))
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     Ok(Some(match s.name {
         "bar" if s.modifiers.take("warp") => {
             s.modifiers.need("sync")?;
@@ -96,9 +96,10 @@ pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Optio
                 Box::new(Fence { proxy: true })
             } else {
                 s.modifiers.one_of(&[("sc", ()), ("acq_rel", ()), ("acquire", ()), ("release", ())]);
-                s.modifiers.one_of(&[("mbarrier_init", ())]);
+                let proxy = s.modifiers.take("mbarrier_init");
                 super::memory::take_scope(s);
-                Box::new(Fence { proxy: false })
+                // The async proxy signals mbarriers: it must see their initialization.
+                Box::new(Fence { proxy })
             }
         }
         _ => return Ok(None),

@@ -85,7 +85,7 @@ fn funnel(a: u64, b: u64, amount: u64, left: bool, wrap: bool) -> u64 {
     truncate(if left { (u128::from(pair) << amount >> 32) as u64 } else { pair >> amount }, 32)
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     Ok(Some(match s.name {
         "and" | "or" | "xor" | "not" | "cnot" => logic(d, s)?,
         "shl" | "shr" => {
@@ -144,7 +144,7 @@ pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Optio
     }))
 }
 
-fn logic(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn logic(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let kind = s.modifiers.kind()?;
     if kind == Type::Pred {
         let destination = d.predicate_destination(s, 0)?.ok_or("operand form")?;

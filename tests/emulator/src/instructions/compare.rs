@@ -64,7 +64,7 @@ fn order(a: u64, b: u64, kind: Type) -> Option<Ordering> {
     }
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     if s.name != "setp" {
         return Ok(None);
     }

@@ -57,7 +57,7 @@ pub(crate) fn end() -> Operation {
     Box::new(Exit)
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     Ok(Some(match s.name {
         "bra" => {
             let uniform = s.modifiers.take("uni");

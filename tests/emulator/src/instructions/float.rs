@@ -65,7 +65,7 @@ fn is_family(name: &str) -> bool {
         || matches!(name, "neg" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign" | "testp")
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     if !is_family(s.name) {
         return Ok(None);
     }
@@ -140,7 +140,7 @@ pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Optio
     }))
 }
 
-fn double(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn double(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let number = f64::from_bits;
     match s.name {
         "fma" | "mad" | "div" | "rcp" | "sqrt" => s.modifiers.need("rn")?,

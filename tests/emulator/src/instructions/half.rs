@@ -47,7 +47,7 @@ impl Finish {
     }
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     if !matches!(s.name, "add" | "sub" | "mul" | "fma" | "min" | "max" | "abs" | "neg") {
         return Ok(None);
     }

@@ -46,7 +46,7 @@ fn saturated(value: i64) -> u64 {
     truncate(value.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as u64, 32)
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     if !matches!(s.name, "add" | "sub" | "mul" | "mad" | "div" | "rem" | "abs" | "neg" | "min" | "max") {
         return Ok(None);
     }
@@ -93,7 +93,7 @@ pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Optio
 }
 
 /// `mul` (9.7.1.3) and `mad` (9.7.1.4).
-fn multiply(d: &mut Decoder<'_>, s: &mut Statement<'_>, kind: Type) -> Result<Operation, Refusal> {
+fn multiply(d: &mut Decoder, s: &mut Statement<'_>, kind: Type) -> Result<Operation, Refusal> {
     let halves = [("lo", Half::Low), ("hi", Half::High), ("wide", Half::Wide)];
     let half = s.modifiers.one_of(&halves).ok_or("without .lo, .hi or .wide")?;
     let result = match (half, kind) {

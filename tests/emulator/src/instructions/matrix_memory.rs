@@ -81,7 +81,7 @@ impl Execute for StoreMatrix {
     }
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     let load = match s.name {
         "ldmatrix" => true,
         "stmatrix" => false,

@@ -124,7 +124,7 @@ fn elements(s: &mut Statement<'_>, kind: Type, count: usize) -> Result<(), Refus
     Ok(())
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     match s.name {
         "ld" | "ldu" => {
             let space = space(s);

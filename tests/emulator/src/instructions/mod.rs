@@ -5,6 +5,7 @@ mod asynchronous;
 mod atomic;
 mod barrier;
 mod bits;
+mod bulk;
 mod compare;
 mod control;
 mod convert;
@@ -13,8 +14,10 @@ mod half;
 mod integer;
 mod matrix;
 mod matrix_memory;
+mod mbarrier;
 mod memory;
 mod movement;
+mod mxf4;
 mod small_float;
 mod warp;
 
@@ -25,7 +28,7 @@ use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
 pub(crate) use control::{end, jump};
 
 /// Decodes a statement if its opcode (and type) belongs to the family.
-type Family = fn(&mut Decoder<'_>, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
+type Family = fn(&mut Decoder, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
 
 /// Asked in order.
 const FAMILIES: &[Family] = &[
@@ -44,6 +47,9 @@ const FAMILIES: &[Family] = &[
     asynchronous::decode,
     matrix::decode,
     matrix_memory::decode,
+    mxf4::decode,
+    mbarrier::decode,
+    bulk::decode,
 ];
 
 /// State that families keep for each warp.
@@ -55,10 +61,12 @@ pub(crate) struct WarpState {
 
 /// State that families keep for each block.
 #[derive(Default)]
-pub(crate) struct BlockExtra {}
+pub(crate) struct BlockExtra {
+    mbarriers: mbarrier::Mbarriers,
+}
 
 /// Decodes a statement.
-pub(crate) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+pub(crate) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     for family in FAMILIES {
         if let Some(operation) = family(d, s)? {
             return Ok(operation);

@@ -79,7 +79,7 @@ impl Execute for Select {
     }
 }
 
-fn mov(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn mov(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let kind = s.modifiers.kind()?;
     if kind == Type::Pred {
         let destination = d.predicate_destination(s, 0)?.ok_or("operand form")?;
@@ -106,7 +106,7 @@ fn mov(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal>
 }
 
 /// `cvta{.to}.space` (9.7.9.20): between generic addresses and those of a space.
-fn cvta(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn cvta(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let to = s.modifiers.take("to");
     let windows = [
         ("global", 0),
@@ -155,7 +155,7 @@ fn mode_selector(mode: &str, control: u64) -> u64 {
     nibbles.iter().enumerate().fold(0, |selector, (i, nibble)| selector | nibble << (4 * i))
 }
 
-fn prmt(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn prmt(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     s.modifiers.need("b32")?;
     let modes = ["f4e", "b4e", "rc8", "ecl", "ecr", "rc16"].map(|mode| (mode, mode));
     let mode = s.modifiers.one_of(&modes);
@@ -167,7 +167,7 @@ fn prmt(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal
     })
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     Ok(Some(match s.name {
         "mov" => mov(d, s)?,
         "cvta" => cvta(d, s)?,

@@ -220,7 +220,7 @@ impl Execute for ActiveMask {
     }
 }
 
-fn redux(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn redux(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     s.modifiers.need("sync")?;
     let name = s.modifiers.next().ok_or("without an operation")?;
     let kind = s.modifiers.kind()?;
@@ -239,7 +239,7 @@ fn redux(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusa
     Ok(Box::new(Redux { combine, d: destination, a, members: d.source(s, 2, Type::B32)? }))
 }
 
-fn vote(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+fn vote(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     s.modifiers.need("sync")?;
     let votes = [("all", Vote::All), ("any", Vote::Any), ("uni", Vote::Uniform), ("ballot", Vote::Ballot)];
     let vote = s.modifiers.one_of(&votes).ok_or("without a mode")?;
@@ -251,7 +251,7 @@ fn vote(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Operation, Refusal
     Ok(Box::new(VoteSync { vote, d: register, p: predicate, condition, members: d.source(s, 2, Type::B32)? }))
 }
 
-pub(super) fn decode(d: &mut Decoder<'_>, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
     Ok(Some(match s.name {
         "shfl" => {
             s.modifiers.need("sync")?;

@@ -1,11 +1,12 @@
 //! State spaces: what is stored, and shadows of who wrote and read it.
 
+pub(crate) mod clocks;
 mod device;
 pub(crate) mod global_races;
 pub(crate) mod shared;
 
 pub use device::DeviceMemory;
-pub(crate) use device::{GlobalFault, Place};
+pub(crate) use device::Place;
 
 /// First byte of a block's shared memory in the shared window. Not 0, so that a null address is found.
 pub(crate) const SHARED_BASE: u32 = 1024;

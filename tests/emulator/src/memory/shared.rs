@@ -1,41 +1,11 @@
 //! Shared memory of one block, with its shadows: which bytes are written, who accessed each granule when, and what is
-//! still being copied.
-//!
-//! Time is a counter of the block that moves at every synchronization. Each warp has its own present, and for every warp
-//! of the block what it knows of it: all that happened before some time, and at that time what some lanes did. An
-//! earlier access that the accessing warp does not know of is a race. Barriers and mbarriers pass knowledge on. An
-//! instruction that merely names lanes (`shfl.sync`) orders no memory; `bar.warp.sync` does.
+//! still being copied. An earlier access that is not ordered before ([`super::clocks`]) and conflicts is a race.
 
 use super::SHARED_BASE;
+use super::clocks::{Clocks, Entry, Knowledge};
 
-/// Thread index bits of an entry.
-const THREAD_BITS: u32 = 10;
-const THREAD: u32 = (1 << THREAD_BITS) - 1;
-const MAX_TIME: u32 = u32::MAX >> THREAD_BITS;
-
-/// What one warp knows of another: all before `time`, and at `time` the accesses of `lanes`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Known {
-    time: u32,
-    lanes: u32,
-}
-
-impl Known {
-    /// Before the block began.
-    const START: Self = Self { time: 1, lanes: 0 };
-
-    fn join(&mut self, other: Self) {
-        if other.time > self.time {
-            *self = other;
-        } else if other.time == self.time {
-            self.lanes |= other.lanes;
-        }
-    }
-}
-
-/// What a barrier or an mbarrier hands from those who arrive to those who leave: [`Known`] of each warp.
-pub(crate) type Knowledge = Vec<Known>;
-
+/// In place of a copy's thread: an mbarrier object.
+const OBJECT: u16 = u16::MAX;
 /// Why an access is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SharedFault {
@@ -49,6 +19,8 @@ pub(crate) enum SharedFault {
     InFlight(u32),
     /// A generic store that no proxy fence made visible.
     Proxy,
+    /// An mbarrier object lies there.
+    Object,
 }
 
 /// Shared memory of a block.
@@ -58,19 +30,14 @@ pub(crate) struct SharedMemory {
     /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
     generic: Vec<bool>,
     shift: u32,
-    writers: Vec<u32>,
-    readers: [Vec<u32>; 2],
+    writers: Vec<Entry>,
+    readers: [Vec<Entry>; 2],
     /// Last atomic access; empty until there is one.
-    atomics: Vec<u32>,
+    atomics: Vec<Entry>,
     /// Thread plus 1 whose copy to this granule is under way.
     in_flight: Vec<u16>,
     copies_in_flight: u32,
-    time: u32,
-    /// Of each warp.
-    present: Vec<u32>,
-    known: Vec<Knowledge>,
-    /// Of each warp, entries below this are known whoever made them.
-    floor: Vec<u32>,
+    clocks: Clocks,
 }
 
 impl SharedMemory {
@@ -84,15 +51,12 @@ impl SharedMemory {
             written: vec![false; bytes],
             generic: vec![false; bytes],
             shift,
-            writers: vec![0; granules],
-            readers: [vec![0; granules], vec![0; granules]],
+            writers: vec![Entry::default(); granules],
+            readers: [vec![Entry::default(); granules], vec![Entry::default(); granules]],
             atomics: Vec::new(),
             in_flight: vec![0; granules],
             copies_in_flight: 0,
-            time: 1,
-            present: vec![1; warps],
-            known: vec![vec![Known::START; warps]; warps],
-            floor: vec![1 << THREAD_BITS; warps],
+            clocks: Clocks::new(warps),
         }
     }
 
@@ -107,31 +71,12 @@ impl SharedMemory {
         offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1
     }
 
-    /// Whether `thread` knows of the access `entry`.
-    #[inline(always)]
-    fn ordered(&self, entry: u32, thread: u32) -> bool {
-        let warp = (thread / 32) as usize;
-        if entry < self.floor[warp] || entry & THREAD == thread {
-            return true;
-        }
-        let (time, other) = (entry >> THREAD_BITS, entry & THREAD);
-        let other_warp = (other / 32) as usize;
-        if other_warp == warp {
-            return time < self.present[warp];
-        }
-        let known = self.known[warp][other_warp];
-        time < known.time || time == known.time && known.lanes >> (other % 32) & 1 == 1
-    }
-
-    fn entry(&self, thread: u32) -> u32 {
-        self.present[(thread / 32) as usize] << THREAD_BITS | thread
-    }
-
     fn check_in_flight(&self, granules: std::ops::Range<usize>) -> Result<(), SharedFault> {
         if self.copies_in_flight > 0
             && let Some(&thread) = self.in_flight[granules].iter().find(|&&thread| thread != 0)
         {
-            return Err(SharedFault::InFlight(u32::from(thread) - 1));
+            let object = thread == OBJECT;
+            return Err(if object { SharedFault::Object } else { SharedFault::InFlight(u32::from(thread) - 1) });
         }
         Ok(())
     }
@@ -139,8 +84,8 @@ impl SharedMemory {
     /// Checks that `thread` knows of the atomics.
     fn check_atomics(&self, granules: std::ops::Range<usize>, thread: u32) -> Result<(), SharedFault> {
         let atomics = if self.atomics.is_empty() { &[] } else { &self.atomics[granules] };
-        match atomics.iter().find(|&&entry| !self.ordered(entry, thread)) {
-            Some(entry) => Err(SharedFault::Race(entry & THREAD)),
+        match atomics.iter().find(|&&entry| !self.clocks.ordered(entry, thread)) {
+            Some(entry) => Err(SharedFault::Race(entry.thread())),
             None => Ok(()),
         }
     }
@@ -150,20 +95,20 @@ impl SharedMemory {
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
         self.check_atomics(granules.clone(), thread)?;
-        let entry = self.entry(thread);
+        let entry = self.clocks.entry(thread);
         for granule in granules {
             let writer = self.writers[granule];
-            if !self.ordered(writer, thread) {
-                return Err(SharedFault::Race(writer & THREAD));
+            if !self.clocks.ordered(writer, thread) {
+                return Err(SharedFault::Race(writer.thread()));
             }
             let [first, second] = [self.readers[0][granule], self.readers[1][granule]];
             // Two readers of different threads are kept, so that one of them is not the next writer.
-            let slot = if first & THREAD == thread || first == 0 {
+            let slot = if first.thread() == thread || first.is_none() {
                 0
-            } else if second & THREAD == thread {
+            } else if second.thread() == thread {
                 1
             } else {
-                usize::from(!self.ordered(first, thread))
+                usize::from(!self.clocks.ordered(first, thread))
             };
             self.readers[slot][granule] = entry;
         }
@@ -175,11 +120,11 @@ impl SharedMemory {
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
         self.check_atomics(granules.clone(), thread)?;
-        let entry = self.entry(thread);
+        let entry = self.clocks.entry(thread);
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
-                if !self.ordered(earlier, thread) {
-                    return Err(SharedFault::Race(earlier & THREAD));
+                if !self.clocks.ordered(earlier, thread) {
+                    return Err(SharedFault::Race(earlier.thread()));
                 }
             }
             self.writers[granule] = entry;
@@ -222,15 +167,15 @@ impl SharedMemory {
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
         if self.atomics.is_empty() {
-            self.atomics = vec![0; self.writers.len()];
+            self.atomics = vec![Entry::default(); self.writers.len()];
         }
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
-                if !self.ordered(earlier, thread) {
-                    return Err(SharedFault::Race(earlier & THREAD));
+                if !self.clocks.ordered(earlier, thread) {
+                    return Err(SharedFault::Race(earlier.thread()));
                 }
             }
-            self.atomics[granule] = self.entry(thread);
+            self.atomics[granule] = self.clocks.entry(thread);
         }
         let range = offset..offset + bytes;
         if let Some(byte) = self.written[range.clone()].iter().position(|&written| !written) {
@@ -258,7 +203,7 @@ impl SharedMemory {
     pub(crate) fn end_copy(&mut self, address: u32, bytes: &[u8], thread: u32) {
         let offset = (address - SHARED_BASE) as usize;
         let granules = self.granules(offset, bytes.len());
-        let entry = self.entry(thread);
+        let entry = self.clocks.entry(thread);
         self.in_flight[granules.clone()].fill(0);
         self.writers[granules].fill(entry);
         self.copies_in_flight -= 1;
@@ -268,65 +213,89 @@ impl SharedMemory {
         self.generic[range].fill(false);
     }
 
-    /// `fence.proxy.async`: earlier generic stores are visible to the async proxy.
-    pub(crate) fn proxy_fence(&mut self) {
-        self.generic.fill(false);
+    /// As [`Self::begin_copy`], by the async proxy: what ordinary stores wrote there must be fenced.
+    pub(crate) fn begin_async_copy(&mut self, address: u32, bytes: usize, thread: u32) -> Result<(), SharedFault> {
+        let offset = self.offset(address, bytes)?;
+        if self.generic[offset..offset + bytes].contains(&true) {
+            return Err(SharedFault::Proxy);
+        }
+        self.begin_copy(address, bytes, thread)
+    }
+
+    /// An mbarrier object begins: only [`Self::use_object`] may touch its 8 bytes.
+    pub(crate) fn begin_object(&mut self, address: u32, thread: u32) -> Result<(), SharedFault> {
+        self.begin_copy(address, 8, thread)?;
+        let offset = (address - SHARED_BASE) as usize;
+        let granules = self.granules(offset, 8);
+        self.in_flight[granules].fill(OBJECT);
+        self.generic[offset..offset + 8].fill(true);
+        Ok(())
+    }
+
+    /// Whether `thread` knows of the beginning of the mbarrier object.
+    pub(crate) fn use_object(&self, address: u32, thread: u32) -> Result<(), SharedFault> {
+        let writer = self.writers[self.offset(address, 8)? >> self.shift];
+        if self.clocks.ordered(writer, thread) { Ok(()) } else { Err(SharedFault::Race(writer.thread())) }
+    }
+
+    /// An mbarrier object ends.
+    pub(crate) fn end_object(&mut self, address: u32) {
+        let granules = self.granules((address - SHARED_BASE) as usize, 8);
+        self.in_flight[granules].fill(0);
+        self.copies_in_flight -= 1;
+    }
+
+    /// Whether an ordinary access wrote any of the bytes and no proxy fence followed.
+    pub(crate) fn is_generic(&self, address: u32, bytes: usize) -> bool {
+        self.offset(address, bytes).is_ok_and(|offset| self.generic[offset..offset + bytes].contains(&true))
+    }
+
+    /// `fence.proxy.async` of the `lanes` of `warp`: generic stores that one of them knows of are visible to the async
+    /// proxy.
+    pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32) {
+        for offset in 0..self.generic.len() {
+            if self.generic[offset] {
+                let writer = self.writers[offset >> self.shift];
+                let known =
+                    super::super::execute::each(lanes).any(|lane| self.clocks.ordered(writer, warp * 32 + lane as u32));
+                self.generic[offset] = !known;
+            }
+        }
     }
 
     /// Bytes as the async proxy reads them for `thread`.
+    #[allow(dead_code, reason = "wgmma and bulk stores will read through the async proxy")]
     pub(crate) fn load_async(&mut self, address: u32, out: &mut [u8], thread: u32) -> Result<(), SharedFault> {
-        self.load(address, out, thread)?;
-        let offset = (address - SHARED_BASE) as usize;
-        if self.generic[offset..offset + out.len()].contains(&true) { Err(SharedFault::Proxy) } else { Ok(()) }
-    }
-
-    fn tick(&mut self) -> u32 {
-        if self.time == MAX_TIME {
-            // Rare: forget all that happened rather than misplace it.
-            self.time = 1;
-            self.writers.fill(0);
-            self.atomics.fill(0);
-            self.readers.iter_mut().for_each(|readers| readers.fill(0));
-            self.present.fill(1);
-            self.known.iter_mut().for_each(|known| known.fill(Known::START));
-            self.floor.fill(1 << THREAD_BITS);
+        if self.is_generic(address, out.len()) {
+            return Err(SharedFault::Proxy);
         }
-        self.time += 1;
-        self.time
+        self.load(address, out, thread)
     }
 
-    /// What `warp` does from now on is not part of what it passed on.
-    pub(crate) fn sync_warp_time(&mut self, warp: usize) {
-        // The lanes' own order is kept: only another warp tells these times apart.
-        let _ = warp;
+    /// Drops all notes if time began again.
+    fn forget(&mut self, restarts: bool) {
+        if restarts {
+            self.writers.fill(Entry::default());
+            self.atomics.fill(Entry::default());
+            self.readers.iter_mut().for_each(|readers| readers.fill(Entry::default()));
+        }
     }
 
-    /// `bar.warp.sync`: the lanes of `warp` know of each other.
-    pub(crate) fn sync_warp(&mut self, warp: usize) {
-        self.present[warp] = self.tick();
+    /// `bar.warp.sync`: `lanes` of `warp` know of each other.
+    pub(crate) fn sync_warp(&mut self, warp: u32, lanes: u32) {
+        let restarts = self.clocks.sync_warp(warp as usize, lanes);
+        self.forget(restarts);
     }
 
     /// What `lanes` of `warp` pass on when they arrive somewhere, added to `to`.
-    pub(crate) fn release(&mut self, warp: usize, lanes: u32, to: &mut Knowledge) {
-        to.resize(self.present.len(), Known::default());
-        for (other, known) in to.iter_mut().enumerate() {
-            if other != warp {
-                known.join(self.known[warp][other]);
-            }
-        }
-        to[warp].join(Known { time: self.present[warp], lanes });
+    pub(crate) fn release(&mut self, warp: u32, lanes: u32, to: &mut Knowledge) {
+        let restarts = self.clocks.release(warp as usize, lanes, to);
+        self.forget(restarts);
     }
 
     /// `warp` learns `from`.
-    pub(crate) fn acquire(&mut self, warp: usize, from: &Knowledge) {
-        for (known, &new) in self.known[warp].iter_mut().zip(from) {
-            known.join(new);
-        }
-        self.present[warp] = self.tick();
-        let present = self.present[warp];
-        let times = self.known[warp].iter().enumerate();
-        let floor = times.map(|(other, known)| if other == warp { present } else { known.time }).min();
-        self.floor[warp] = floor.unwrap_or(0) << THREAD_BITS;
+    pub(crate) fn acquire(&mut self, warp: u32, from: &Knowledge) {
+        self.clocks.acquire(warp as usize, from);
     }
 }
 
@@ -339,6 +308,7 @@ impl SharedFault {
             Self::Race(thread) => format!("with thread {thread}, no barrier in between"),
             Self::InFlight(thread) => format!("the copy was started by thread {thread}"),
             Self::Proxy => "an ordinary store wrote it last".into(),
+            Self::Object => "an mbarrier object lies there".into(),
         }
     }
 }
@@ -347,7 +317,7 @@ impl SharedFault {
 mod tests {
     use super::*;
 
-    fn block_barrier(shared: &mut SharedMemory, warps: usize) {
+    fn block_barrier(shared: &mut SharedMemory, warps: u32) {
         let mut knowledge = Knowledge::new();
         (0..warps).for_each(|warp| shared.release(warp, u32::MAX, &mut knowledge));
         (0..warps).for_each(|warp| shared.acquire(warp, &knowledge));
@@ -361,7 +331,7 @@ mod tests {
         shared.store(SHARED_BASE, &[1, 2, 3, 4], 0).unwrap();
         shared.load(SHARED_BASE, &mut out, 0).unwrap();
         assert_eq!(shared.load(SHARED_BASE, &mut out, 1), Err(SharedFault::Race(0)));
-        shared.sync_warp(0);
+        shared.sync_warp(0, u32::MAX);
         shared.load(SHARED_BASE, &mut out, 1).unwrap();
         assert_eq!(shared.load(SHARED_BASE, &mut out, 32), Err(SharedFault::Race(0)));
         block_barrier(&mut shared, 2);
