@@ -31,8 +31,6 @@ pub(crate) struct BlockState {
 pub(crate) struct Block {
     pub(crate) state: BlockState,
     warps: Vec<Warp>,
-    /// Warp instructions so far, in whole turns.
-    steps: u64,
 }
 
 impl Block {
@@ -52,7 +50,7 @@ impl Block {
             extra: BlockExtra::default(),
         };
         let warps = (0..count).map(|warp| Self::warp(launch, index, warp, threads)).collect();
-        Self { state, warps, steps: 0 }
+        Self { state, warps }
     }
 
     fn warp(launch: &Launch<'_>, block: [u32; 3], index: u32, threads: u32) -> Warp {
@@ -86,11 +84,11 @@ impl Block {
                 if self.warps[warp].live == 0 {
                     continue;
                 }
-                let before = self.warps[warp].thread_instructions;
+                let before = self.warps[warp].instructions;
                 let stop = self.warps[warp]
                     .run_slice(&mut self.state, launch, TURN)
                     .map_err(|fault| self.finding(launch, warp, self.warps[warp].pc, &fault))?;
-                progress |= stop == Stop::Slice || self.warps[warp].thread_instructions != before;
+                progress |= stop == Stop::Slice || self.warps[warp].instructions != before;
                 for (warp, lanes) in self.state.wakes.drain(..) {
                     self.warps[warp as usize].wake(lanes);
                 }
@@ -102,9 +100,8 @@ impl Block {
                     Err(self.deadlock(launch))
                 };
             }
-            self.steps += 1;
-            if self.steps * u64::from(TURN) > launch.config.max_instructions {
-                let warp = self.warps.iter().position(|warp| warp.live != 0).unwrap_or(0);
+            let limit = launch.config.max_instructions;
+            if let Some(warp) = self.warps.iter().position(|warp| warp.live != 0 && warp.instructions > limit) {
                 let fault = fault(FindingKind::InstructionLimit, self.warps[warp].live, "");
                 return Err(self.finding(launch, warp, self.warps[warp].pc, &fault));
             }

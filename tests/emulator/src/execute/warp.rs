@@ -44,6 +44,8 @@ pub(crate) struct Warp {
     pub(crate) state: WarpState,
     /// Instructions executed, for each lane.
     pub(crate) thread_instructions: u64,
+    /// Instructions executed.
+    pub(crate) instructions: u64,
 }
 
 /// Why a warp stopped.
@@ -77,6 +79,7 @@ impl Warp {
             interleaved: false,
             state: WarpState::default(),
             thread_instructions: 0,
+            instructions: 0,
         }
     }
 
@@ -161,6 +164,7 @@ impl Warp {
                 return Ok(Stop::Blocked);
             }
             let instruction = &kernel.code[self.pc as usize];
+            self.instructions += 1;
             if self.other_pc != u32::MAX {
                 self.split_steps += 1;
             }
