@@ -1,0 +1,171 @@
+//! One block: its warps take turns.
+
+use super::barrier::Barriers;
+use super::launch::Launch;
+use super::warp::{Stop, Warp};
+use super::{Fault, fault};
+use crate::decode::{Initial, Special};
+use crate::error::{Finding, FindingKind};
+use crate::instructions::BlockExtra;
+use crate::memory::shared::SharedMemory;
+
+/// Instructions of a warp's turn.
+const TURN: u32 = 2048;
+
+/// What the warps of a block share.
+pub(crate) struct BlockState {
+    /// Index in the grid.
+    pub(crate) index: [u32; 3],
+    /// The same as one number.
+    pub(crate) number: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared: SharedMemory,
+    pub(crate) barriers: Barriers,
+    /// Lanes of warps that may go on.
+    pub(crate) wakes: Vec<(u32, u32)>,
+    /// State that families of instructions keep for a block.
+    pub(crate) extra: BlockExtra,
+}
+
+/// A block under way.
+pub(crate) struct Block {
+    pub(crate) state: BlockState,
+    warps: Vec<Warp>,
+}
+
+impl Block {
+    pub(crate) fn new(launch: &Launch<'_>, number: u32) -> Self {
+        let [width, height, _] = launch.grid;
+        let index = [number % width, number / width % height, number / width / height];
+        let threads = launch.block.iter().product::<u32>();
+        let count = threads.div_ceil(32);
+        let shared = SharedMemory::new(launch.shared_end, count as usize, launch.kernel.narrow_stores);
+        let state = BlockState {
+            index,
+            number,
+            threads,
+            shared,
+            barriers: Barriers::default(),
+            wakes: Vec::new(),
+            extra: BlockExtra::default(),
+        };
+        let warps = (0..count).map(|warp| Self::warp(launch, index, warp, threads)).collect();
+        Self { state, warps }
+    }
+
+    fn warp(launch: &Launch<'_>, block: [u32; 3], index: u32, threads: u32) -> Warp {
+        let mut warp = Warp::new(launch.kernel, index, threads);
+        for (slot, register) in launch.kernel.registers.iter().enumerate() {
+            let value = |lane: u32| match register.initial {
+                Initial::None => 0,
+                Initial::Constant(value) => value,
+                Initial::Variable { index, offset } => launch.variables[index].wrapping_add(offset as u64),
+                Initial::Special(special) => launch.special(special, block, index * 32 + lane),
+            };
+            if register.initial != Initial::None {
+                warp.registers[slot] = std::array::from_fn(|lane| value(lane as u32));
+                warp.written[slot] = u32::MAX;
+            }
+        }
+        for (slot, predicate) in launch.kernel.predicates.iter().enumerate() {
+            if let Some(value) = predicate.constant {
+                warp.predicates[slot] = if value { u32::MAX } else { 0 };
+                warp.predicates_written[slot] = u32::MAX;
+            }
+        }
+        warp
+    }
+
+    /// Runs until the block has ended (true), or each warp had its turn `turns` times.
+    pub(crate) fn run(&mut self, launch: &Launch<'_>, turns: u32) -> Result<bool, Box<Finding>> {
+        for _ in 0..turns {
+            let mut progress = false;
+            for warp in 0..self.warps.len() {
+                if self.warps[warp].live == 0 {
+                    continue;
+                }
+                let before = self.warps[warp].instructions;
+                let stop = self.warps[warp]
+                    .run_slice(&mut self.state, launch, TURN)
+                    .map_err(|fault| self.finding(launch, warp, self.warps[warp].pc, &fault))?;
+                progress |= stop == Stop::Slice || self.warps[warp].instructions != before;
+                for (warp, lanes) in self.state.wakes.drain(..) {
+                    self.warps[warp as usize].wake(lanes);
+                }
+            }
+            if !progress {
+                return if self.warps.iter().all(|warp| warp.live == 0) {
+                    Ok(true)
+                } else {
+                    Err(self.deadlock(launch))
+                };
+            }
+            let limit = launch.config.max_instructions;
+            if let Some(warp) = self.warps.iter().position(|warp| warp.live != 0 && warp.instructions > limit) {
+                let fault = fault(FindingKind::InstructionLimit, self.warps[warp].live, "");
+                return Err(self.finding(launch, warp, self.warps[warp].pc, &fault));
+            }
+            if launch.stopped() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Instructions executed by all threads.
+    pub(crate) fn thread_instructions(&self) -> u64 {
+        self.warps.iter().map(|warp| warp.thread_instructions).sum()
+    }
+
+    fn deadlock(&self, launch: &Launch<'_>) -> Box<Finding> {
+        let waiting = self.warps.iter().enumerate().find_map(|(index, warp)| Some((index, warp.first_blocked()?)));
+        let (warp, (lane, pc)) = waiting.unwrap_or((0, (0, 0)));
+        let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
+        let detail = format!("all of the {live} threads left wait ({} ended)", self.state.threads - live);
+        let instruction = &launch.kernel.code[pc as usize];
+        // Lanes of a warp that wait for lanes which took another way are divergence rather than deadlock.
+        let kind = if instruction.operation.waits_for_warp() { FindingKind::Divergent } else { FindingKind::Deadlock };
+        self.finding(launch, warp, pc, &fault(kind, 1 << lane, detail))
+    }
+
+    fn finding(&self, launch: &Launch<'_>, warp: usize, pc: u32, fault: &Fault) -> Box<Finding> {
+        let line = launch.kernel.code.get(pc as usize).map_or(0, |instruction| instruction.line);
+        Box::new(Finding {
+            kind: fault.kind,
+            kernel: launch.kernel.name.clone(),
+            ptx_line: line,
+            text: launch.text(line),
+            block: self.state.index,
+            thread: warp as u32 * 32 + fault.lane,
+            address: fault.address,
+            detail: fault.detail.clone(),
+        })
+    }
+}
+
+impl Launch<'_> {
+    /// Value of a special register (PTX ISA 10) for a thread of a block.
+    fn special(&self, special: Special, block: [u32; 3], thread: u32) -> u64 {
+        let [width, height, depth] = self.block;
+        let threads = width * height * depth;
+        let lane = thread % 32;
+        let value = match special {
+            Special::Tid(axis) => [thread % width, thread / width % height, thread / width / height][axis],
+            Special::Ntid(axis) => self.block[axis],
+            Special::Ctaid(axis) => block[axis],
+            Special::Nctaid(axis) => self.grid[axis],
+            Special::LaneId => lane,
+            Special::WarpId => thread / 32,
+            Special::NumberOfWarps => threads.div_ceil(32),
+            Special::LanemaskEq => 1 << lane,
+            Special::LanemaskLt => (1 << lane) - 1,
+            Special::LanemaskLe => u32::MAX >> (31 - lane),
+            Special::LanemaskGt => !(u32::MAX >> (31 - lane)),
+            Special::LanemaskGe => !((1 << lane) - 1),
+            Special::DynamicSharedBytes => self.dynamic_shared_bytes,
+            Special::Zero => 0,
+            Special::One => 1,
+        };
+        u64::from(value)
+    }
+}

@@ -1,0 +1,237 @@
+//! Launching: the blocks of a grid on host threads.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use super::block::Block;
+use crate::decode::{Kernel, Module};
+use crate::error::{EmulatorError, Finding};
+use crate::memory::DeviceMemory;
+use crate::memory::global_races::GlobalRaces;
+
+/// Turns of each warp before another block may run.
+const TURNS: u32 = 64;
+/// Of so many slices of blocks, one goes to a block that has not begun, though begun ones wait.
+const NEW_EVERY: u64 = 8;
+
+/// In which precision matrix instructions add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Accumulate {
+    /// As the hardware: f32.
+    #[default]
+    F32,
+    /// f64 inside an instruction, rounded to f32 when it leaves: without the unit's own rounding.
+    F64,
+}
+
+/// How kernels are run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Precision of matrix instructions.
+    pub accumulate: Accumulate,
+    /// Host threads; 0 for as many as there are.
+    pub threads: usize,
+    /// Instructions of one warp after which its block counts as hung.
+    pub max_instructions: u64,
+    /// Blocks that may have begun and not ended at one time.
+    pub resident_blocks: usize,
+    /// Largest shared memory of a block, in bytes.
+    pub max_shared_bytes: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            accumulate: Accumulate::F32,
+            threads: 0,
+            max_instructions: 1 << 32,
+            resident_blocks: 256,
+            max_shared_bytes: 227 * 1024,
+        }
+    }
+}
+
+/// What a launch did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LaunchReport {
+    /// Instructions, each counted once for each thread that was there.
+    pub thread_instructions: u64,
+}
+
+/// A GPU.
+#[derive(Debug, Default)]
+pub struct Emulator {
+    config: Config,
+    memory: DeviceMemory,
+    /// Addresses of the variables of each module that was launched.
+    variables: HashMap<u64, Vec<u64>>,
+}
+
+/// What is the same for all blocks of a launch.
+pub(crate) struct Launch<'a> {
+    pub(crate) module: &'a Module,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) config: &'a Config,
+    pub(crate) memory: &'a DeviceMemory,
+    pub(crate) races: GlobalRaces,
+    pub(crate) params: &'a [u8],
+    pub(crate) variables: &'a [u64],
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared_bytes: u32,
+    /// End of the block's shared memory in the shared window.
+    pub(crate) shared_end: u32,
+    stop: AtomicBool,
+}
+
+impl Launch<'_> {
+    /// Whether another block found something.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub(crate) fn text(&self, line: u32) -> String {
+        self.module.text(line)
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    next: u32,
+    live: usize,
+    slices: u64,
+    paused: VecDeque<Block>,
+    findings: Vec<Finding>,
+    report: LaunchReport,
+}
+
+impl Queue {
+    /// A block to run: one that waits, or the next new one.
+    fn take(&mut self, launch: &Launch<'_>, blocks: u32) -> Option<Block> {
+        self.slices += 1;
+        let may_begin = self.next < blocks && self.live < launch.config.resident_blocks.max(1);
+        if may_begin && (self.paused.is_empty() || self.slices % NEW_EVERY == 0) {
+            self.next += 1;
+            self.live += 1;
+            return Some(Block::new(launch, self.next - 1));
+        }
+        self.paused.pop_front()
+    }
+}
+
+impl Emulator {
+    /// An emulator without allocations.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// Device memory.
+    #[must_use]
+    pub fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// Device memory, to allocate and write.
+    pub fn memory_mut(&mut self) -> &mut DeviceMemory {
+        &mut self.memory
+    }
+
+    /// Runs a kernel to its end. `params` are the bytes of its parameters, in order, each at its alignment.
+    ///
+    /// # Errors
+    /// [`EmulatorError::NoKernel`], [`EmulatorError::Launch`] when it cannot be started, [`EmulatorError::Findings`]
+    /// when it did something that it must not; memory then holds what had been written.
+    pub fn launch(
+        &mut self,
+        module: &Module,
+        kernel: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        params: &[u8],
+    ) -> Result<LaunchReport, EmulatorError> {
+        let kernel = module.kernel(kernel)?;
+        let impossible = |reason: String| EmulatorError::Launch { kernel: kernel.name.clone(), reason };
+        let threads = block.iter().try_fold(1u32, |product, &n| product.checked_mul(n)).unwrap_or(0);
+        if threads == 0 || threads > 1024 || kernel.max_threads != 0 && threads > kernel.max_threads {
+            return Err(impossible(format!("blocks of {block:?} threads")));
+        }
+        let blocks = grid.iter().try_fold(1u32, |product, &n| product.checked_mul(n)).unwrap_or(0);
+        if blocks == 0 || blocks > i32::MAX as u32 - 2 {
+            return Err(impossible(format!("a grid of {grid:?} blocks")));
+        }
+        if params.len() != kernel.param_bytes {
+            return Err(impossible(format!("{} bytes of parameters, not {}", params.len(), kernel.param_bytes)));
+        }
+        let shared = kernel.dynamic_shared - crate::memory::SHARED_BASE;
+        if u64::from(shared) + u64::from(shared_bytes) > u64::from(self.config.max_shared_bytes) {
+            return Err(impossible(format!("{shared} + {shared_bytes} bytes of shared memory")));
+        }
+        if !self.variables.contains_key(&module.id) {
+            let addresses = module.allocate(&mut self.memory)?;
+            self.variables.insert(module.id, addresses);
+        }
+        let launch = Launch {
+            module,
+            kernel,
+            config: &self.config,
+            memory: &self.memory,
+            races: GlobalRaces::new(self.memory.sizes(), kernel.narrow_stores),
+            params,
+            variables: &self.variables[&module.id],
+            grid,
+            block,
+            dynamic_shared_bytes: shared_bytes,
+            shared_end: kernel.dynamic_shared + shared_bytes,
+            stop: AtomicBool::new(false),
+        };
+        let workers = match self.config.threads {
+            0 => rayon::current_num_threads(),
+            threads => threads,
+        };
+        let queue = Mutex::new(Queue::default());
+        let workers = workers.min(blocks as usize);
+        if workers == 1 {
+            work(&launch, &queue, blocks);
+        } else {
+            rayon::scope(|scope| (0..workers).for_each(|_| scope.spawn(|_| work(&launch, &queue, blocks))));
+        }
+        let queue = queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if queue.findings.is_empty() {
+            Ok(queue.report)
+        } else {
+            Err(EmulatorError::Findings { findings: queue.findings })
+        }
+    }
+}
+
+/// Runs slices of blocks until none is left.
+fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, blocks: u32) {
+    let lock = || queue.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if launch.stopped() {
+            return;
+        }
+        let taken = lock().take(launch, blocks);
+        let Some(mut block) = taken else {
+            // Others hold what is left; when one of them pauses a block it takes the next itself.
+            return;
+        };
+        let ended = block.run(launch, TURNS);
+        let mut queue = lock();
+        match ended {
+            Ok(false) => queue.paused.push_back(block),
+            Ok(true) => {
+                queue.live -= 1;
+                queue.report.thread_instructions += block.thread_instructions();
+            }
+            Err(finding) => {
+                queue.live -= 1;
+                queue.findings.push(*finding);
+                launch.stop.store(true, Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Matrix multiply-accumulate of 16-bit operands (PTX ISA 9.7.14.5: `mma.sync` m16n8k16 and m16n8k8).
+//!
+//! The document leaves order and rounding open. Here: products are exact, they are added in ascending k in f64, then the
+//! accumulator is added, and the result is rounded once to f32. With operands of 6 significant bits, as ours are, the
+//! sum of the products is exact too: each is a multiple of 2^-20 below 2^23, so 16 of them need 47 bits. For
+//! any f16 or bf16 operands the f64 additions err by at most 16 * 2^-53 of the largest partial sum, far below the f32
+//! rounding; hardware, which cuts low bits off while aligning, errs more.
+//!
+//! With `Accumulate::F64` what the rounding to f32 drops is kept beside the register and added again when the
+//! register is the accumulator next: a chain of `mma` adds up in f64.
+
+use super::half::f16_to_f32;
+use super::{Decoder, Operation, Refusal, Statement};
+use crate::error::FindingKind;
+use crate::execute::launch::Accumulate;
+use crate::execute::{Context, Execute, Fault, Lanes, Reg, Step, fault};
+use crate::types::Type;
+
+/// What accumulator registers of a warp lost by rounding.
+#[derive(Default)]
+pub(crate) struct Residues {
+    /// Of each register: the f64 value in each lane, rounded to what the register holds if it is still valid.
+    values: Vec<Option<Box<[f64; 32]>>>,
+}
+
+impl Residues {
+    /// The accumulator in f64: the kept value if the register still holds its rounding.
+    fn restore(&self, register: Reg, lane: usize, value: f32) -> f64 {
+        match self.values.get(register.0 as usize) {
+            Some(Some(kept)) if (kept[lane] as f32).to_bits() == value.to_bits() => kept[lane],
+            _ => f64::from(value),
+        }
+    }
+
+    fn keep(&mut self, register: Reg, lane: usize, value: f64) {
+        let index = register.0 as usize;
+        if self.values.len() <= index {
+            self.values.resize_with(index + 1, || None);
+        }
+        self.values[index].get_or_insert_with(|| Box::new([f64::NAN; 32]))[lane] = value;
+    }
+}
+
+/// All 32 lanes take part in an `.aligned` matrix instruction; what runs otherwise is divergent.
+pub(super) fn whole_warp(cx: &mut Context<'_>, lanes: u32) -> Result<bool, Fault> {
+    match cx.converge_all(lanes)? {
+        Some(u32::MAX) => Ok(true),
+        Some(lanes) => {
+            let detail = format!("only the lanes {lanes:#010x} of the warp are left");
+            Err(fault(FindingKind::Divergent, lanes, detail))
+        }
+        None => Ok(false),
+    }
+}
+
+/// Writes `D = A * B + C` for f32 accumulators in the m16n8 layout: lane 4g + q holds (g, 2q), (g, 2q + 1), (g + 8, 2q),
+/// (g + 8, 2q + 1). `sums[m][n]` are the sums of the products.
+pub(super) fn accumulate(cx: &mut Context<'_>, d: [Reg; 4], c: [Reg; 4], sums: &[[f64; 8]; 16]) -> Result<(), Fault> {
+    let exact = cx.launch.config.accumulate == Accumulate::F64;
+    let addends: [Lanes; 4] =
+        [cx.read(c[0], u32::MAX)?, cx.read(c[1], u32::MAX)?, cx.read(c[2], u32::MAX)?, cx.read(c[3], u32::MAX)?];
+    // All four before any is written: D and C may share registers.
+    let mut results = [[0.0; 32]; 4];
+    for i in 0..4 {
+        for lane in 0..32 {
+            let sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+            let addend = f32::from_bits(addends[i][lane] as u32);
+            let addend = if exact { cx.warp.state.residues.restore(c[i], lane, addend) } else { f64::from(addend) };
+            results[i][lane] = sum + addend;
+        }
+    }
+    for i in 0..4 {
+        if exact {
+            for lane in 0..32 {
+                cx.warp.state.residues.keep(d[i], lane, results[i][lane]);
+            }
+        }
+        cx.write(
+            d[i],
+            u32::MAX,
+            &results[i].map(|value| {
+                let value = value as f32;
+                u64::from(if value.is_nan() { 0x7FFF_FFFF } else { value.to_bits() })
+            }),
+        );
+    }
+    Ok(())
+}
+
+/// `mma.sync.aligned.m16n8k16.row.col` (and k8) with f32 accumulators.
+struct Mma {
+    convert: fn(u16) -> f32,
+    d: [Reg; 4],
+    c: [Reg; 4],
+    /// Two registers for each 8 of K: rows g and g + 8.
+    a: Vec<Reg>,
+    /// One register for each 8 of K.
+    b: Vec<Reg>,
+}
+
+impl Execute for Mma {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        if !whole_warp(cx, lanes)? {
+            return Ok(Step::Hold);
+        }
+        let mut a = [[0f64; 16]; 16];
+        // k first: the inner loop runs along n.
+        let mut b = [[0f64; 8]; 16];
+        let pair = |value: u64| [value as u16, (value >> 16) as u16].map(|bits| f64::from((self.convert)(bits)));
+        for (i, &register) in self.a.iter().enumerate() {
+            let values = cx.read(register, u32::MAX)?;
+            for (lane, value) in values.into_iter().enumerate() {
+                let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
+                a[row][k..k + 2].copy_from_slice(&pair(value));
+            }
+        }
+        for (i, &register) in self.b.iter().enumerate() {
+            let values = cx.read(register, u32::MAX)?;
+            for (lane, value) in values.into_iter().enumerate() {
+                let (column, k) = (lane / 4, 2 * (lane % 4) + 8 * i);
+                let [first, second] = pair(value);
+                (b[k][column], b[k + 1][column]) = (first, second);
+            }
+        }
+        let depth = 8 * self.b.len();
+        let sums = a.map(|row| {
+            let mut sums = [0.0; 8];
+            for (x, b) in row[..depth].iter().zip(&b) {
+                for (sum, y) in sums.iter_mut().zip(b) {
+                    *sum += x * y;
+                }
+            }
+            sums
+        });
+        accumulate(cx, self.d, self.c, &sums)?;
+        Ok(Step::Next)
+    }
+}
+
+fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+    if s.name != "mma" || !(s.modifiers.has("f16") || s.modifiers.has("bf16")) {
+        return Ok(None);
+    }
+    s.modifiers.need("sync")?;
+    s.modifiers.need("aligned")?;
+    let steps = s.modifiers.one_of(&[("m16n8k16", 2), ("m16n8k8", 1)]).ok_or("its shape")?;
+    s.modifiers.need("row")?;
+    s.modifiers.need("col")?;
+    let types = [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?];
+    let convert: fn(u16) -> f32 = match types {
+        [Type::F32, Type::F16, Type::F16, Type::F32] => f16_to_f32,
+        [Type::F32, Type::Bf16, Type::Bf16, Type::F32] => bf16_to_f32,
+        _ => return Err("these matrix types".into()),
+    };
+    let (a, b) = (d.sources(s, 1, Type::B32, false)?, d.sources(s, 2, Type::B32, false)?);
+    if (a.len(), b.len()) != (2 * steps, steps) {
+        return Err("the number of registers".into());
+    }
+    let (to, c) = (d.destination_array(s, 0, Type::B32)?, d.source_array(s, 3, Type::B32)?);
+    Ok(Some(Box::new(Mma { convert, d: to, c, a, b })))
+}

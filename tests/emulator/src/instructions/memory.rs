@@ -1,0 +1,151 @@
+//! Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.12: `ld`, `ld.global.nc`, `ldu`, `st`).
+
+use super::{Decoder, Operation, Refusal, Statement};
+use crate::decode::Source;
+use crate::execute::access::Space;
+use crate::execute::{Context, Execute, Fault, Reg, Step, each};
+use crate::memory::global_races::Access;
+use crate::memory::{AccessBytes, MAX_ACCESS};
+use crate::types::{Type, sign_extend, truncate};
+
+struct Load {
+    space: Space,
+    address: Source,
+    /// Element type, destinations and their widths.
+    kind: Type,
+    destinations: Vec<(Option<Reg>, u32)>,
+    access: Access,
+}
+
+impl Load {
+    fn element(&self, bytes: &[u8], width: u32) -> u64 {
+        let mut wide = [0; 8];
+        wide[..bytes.len()].copy_from_slice(bytes);
+        let value = u64::from_le_bytes(wide);
+        let bits = self.kind.bits();
+        if self.kind.is_signed() { truncate(sign_extend(value, bits) as u64, width) } else { value }
+    }
+}
+
+impl Execute for Load {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        let bases = cx.read(self.address.base, lanes)?;
+        let size = self.kind.bytes();
+        let total = size * self.destinations.len();
+        for lane in each(lanes) {
+            let mut bytes: AccessBytes = [0; MAX_ACCESS];
+            let address = self.address.address(bases[lane]);
+            cx.load(self.space, lane, address, &mut bytes[..total], self.access)?;
+            for (element, &(register, width)) in bytes.chunks_exact(size).zip(&self.destinations) {
+                if let Some(register) = register {
+                    cx.warp.registers[register.0 as usize][lane] = self.element(element, width);
+                }
+            }
+        }
+        for register in self.destinations.iter().filter_map(|&(register, _)| register) {
+            cx.warp.written[register.0 as usize] |= lanes;
+        }
+        Ok(Step::Next)
+    }
+}
+
+struct Store {
+    space: Space,
+    address: Source,
+    kind: Type,
+    sources: Vec<Reg>,
+    access: Access,
+}
+
+impl Execute for Store {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        let bases = cx.read(self.address.base, lanes)?;
+        let size = self.kind.bytes();
+        let mut bytes: [AccessBytes; 32] = [[0; MAX_ACCESS]; 32];
+        for (i, &source) in self.sources.iter().enumerate() {
+            let values = cx.read(source, lanes)?;
+            for lane in each(lanes) {
+                bytes[lane][i * size..(i + 1) * size].copy_from_slice(&values[lane].to_le_bytes()[..size]);
+            }
+        }
+        let total = size * self.sources.len();
+        for lane in each(lanes) {
+            cx.store(self.space, lane, self.address.address(bases[lane]), &bytes[lane][..total], self.access)?;
+        }
+        Ok(Step::Next)
+    }
+}
+
+/// Takes the state space; generic where there is none.
+pub(super) fn space(s: &mut Statement<'_>) -> Space {
+    let spaces = [
+        ("global", Space::Global),
+        ("const", Space::Global),
+        ("shared", Space::Shared),
+        ("shared::cta", Space::Shared),
+        ("local", Space::Local),
+        ("param", Space::Param),
+        ("param::entry", Space::Param),
+    ];
+    s.modifiers.one_of(&spaces).unwrap_or(Space::Generic)
+}
+
+/// Takes what says how the access is ordered, and hints that change nothing here.
+fn order(s: &mut Statement<'_>, plain: Access) -> Access {
+    s.modifiers.take("weak");
+    let strong = ["volatile", "relaxed", "acquire", "release"].into_iter().any(|name| s.modifiers.take(name));
+    take_scope(s);
+    for hint in ["ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc"] {
+        s.modifiers.take(hint);
+    }
+    for hint in ["L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"] {
+        s.modifiers.take(hint);
+    }
+    for hint in ["L2::64B", "L2::128B", "L2::256B"] {
+        s.modifiers.take(hint);
+    }
+    if strong { Access::Strong } else { plain }
+}
+
+/// Takes a scope; all threads here are on one GPU, so that they are alike.
+pub(super) fn take_scope(s: &mut Statement<'_>) {
+    ["cta", "cluster", "gpu", "sys"].into_iter().any(|scope| s.modifiers.take(scope));
+}
+
+/// Takes `.v2`, `.v4`, `.v8`.
+fn elements(s: &mut Statement<'_>, kind: Type, count: usize) -> Result<(), Refusal> {
+    let vector = s.modifiers.one_of(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1);
+    if vector != count {
+        return Err(format!("{count} registers for {vector} elements").into());
+    }
+    if kind.bytes() * count > MAX_ACCESS || kind.bytes() > 8 {
+        return Err(format!("{} bytes at once", kind.bytes() * count).into());
+    }
+    Ok(())
+}
+
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+    match s.name {
+        "ld" | "ldu" => {
+            let space = space(s);
+            let access = order(s, Access::Read);
+            let kind = s.modifiers.kind()?;
+            let registers = d.destinations(s, 0, kind, true)?;
+            elements(s, kind, registers.len())?;
+            let width = |register: Reg| if kind.bits() == d.width(register) { kind.bits() } else { d.width(register) };
+            let widths: Vec<_> = registers.iter().map(|register| register.map_or(0, width)).collect();
+            let destinations = registers.into_iter().zip(widths).collect();
+            Ok(Some(Box::new(Load { space, address: d.address(s, 1)?, kind, destinations, access })))
+        }
+        "st" => {
+            let space = space(s);
+            let access = order(s, Access::Write);
+            let kind = s.modifiers.kind()?;
+            let sources = d.sources(s, 1, kind, true)?;
+            elements(s, kind, sources.len())?;
+            d.note_store(kind.bytes() * sources.len());
+            Ok(Some(Box::new(Store { space, address: d.address(s, 0)?, kind, sources, access })))
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,92 @@
+//! The instruction set, one file a family. Each family decodes what it knows and leaves the rest to the others; a new
+//! family is one more file and one more line in [`FAMILIES`].
+
+mod asynchronous;
+mod atomic;
+mod barrier;
+mod bits;
+mod bulk;
+mod compare;
+mod control;
+mod convert;
+mod float;
+mod half;
+mod integer;
+mod matrix;
+mod matrix_memory;
+mod mbarrier;
+mod memory;
+mod movement;
+mod mxf4;
+mod small_float;
+mod warp;
+
+use crate::decode::{Decoder, Operation, Refusal, Statement};
+use crate::execute::Reg;
+use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
+
+pub(crate) use control::{end, jump};
+
+/// Decodes a statement if its opcode (and type) belongs to the family.
+type Family = fn(&mut Decoder, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
+
+/// Asked in order.
+const FAMILIES: &[Family] = &[
+    control::decode,
+    movement::decode,
+    integer::decode,
+    bits::decode,
+    compare::decode,
+    float::decode,
+    half::decode,
+    convert::decode,
+    memory::decode,
+    barrier::decode,
+    warp::decode,
+    atomic::decode,
+    asynchronous::decode,
+    matrix::decode,
+    matrix_memory::decode,
+    mxf4::decode,
+    mbarrier::decode,
+    bulk::decode,
+];
+
+/// State that families keep for each warp.
+#[derive(Default)]
+pub(crate) struct WarpState {
+    copies: asynchronous::Copies,
+    residues: matrix::Residues,
+}
+
+/// State that families keep for each block.
+#[derive(Default)]
+pub(crate) struct BlockExtra {
+    mbarriers: mbarrier::Mbarriers,
+}
+
+/// Decodes a statement.
+pub(crate) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+    for family in FAMILIES {
+        if let Some(operation) = family(d, s)? {
+            return Ok(operation);
+        }
+    }
+    Err(format!("opcode {} with these types", s.name).into())
+}
+
+fn unary(d: Reg, a: Reg, f: impl Fn(u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Unary { f, d, a })
+}
+
+fn binary(d: Reg, [a, b]: [Reg; 2], f: impl Fn(u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Binary { f, d, a, b })
+}
+
+fn ternary(d: Reg, [a, b, c]: [Reg; 3], f: impl Fn(u64, u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Ternary { f, d, a, b, c })
+}
+
+fn quaternary(d: Reg, sources: [Reg; 4], f: impl Fn(u64, u64, u64, u64) -> u64 + Send + Sync + 'static) -> Operation {
+    Box::new(Quaternary { f, d, sources })
+}

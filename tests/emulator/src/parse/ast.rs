@@ -1,0 +1,122 @@
+//! What a module says, before anything is looked up.
+
+/// A module.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ast {
+    /// `.target`, the first word.
+    pub target: String,
+    /// Variables of the module's scope.
+    pub variables: Vec<Variable>,
+    /// Entry points.
+    pub kernels: Vec<KernelAst>,
+}
+
+/// A state space that variables are declared in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// `.param`
+    Param,
+    /// `.shared`
+    Shared,
+    /// `.local`
+    Local,
+    /// `.global`
+    Global,
+    /// `.const`
+    Const,
+}
+
+/// A variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// Name.
+    pub name: String,
+    /// Where it lives.
+    pub space: Space,
+    /// Alignment in bytes.
+    pub align: u64,
+    /// Size in bytes; 0 for an array of unknown size.
+    pub bytes: u64,
+    /// Initial bytes; shorter than `bytes` where the rest is zero.
+    pub data: Vec<u8>,
+    /// `.extern`: for shared memory, the dynamic part.
+    pub external: bool,
+}
+
+/// An entry point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelAst {
+    /// Name.
+    pub name: String,
+    /// Parameters in order.
+    pub params: Vec<Variable>,
+    /// Registers.
+    pub registers: Vec<RegisterDeclaration>,
+    /// Variables of the body.
+    pub variables: Vec<Variable>,
+    /// Labels and instructions.
+    pub statements: Vec<Statement>,
+    /// `.maxntid` or `.reqntid`, 0 where there is none.
+    pub max_threads: u32,
+}
+
+/// One `.reg` name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterDeclaration {
+    /// Name, or what all names begin with.
+    pub name: String,
+    /// Type, as written.
+    pub kind: String,
+    /// `name<count>` declares `name0` to `name(count - 1)`.
+    pub count: Option<u32>,
+}
+
+/// One statement of a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Statement {
+    /// A label.
+    Label(String),
+    /// An instruction.
+    Instruction(InstructionAst),
+}
+
+/// One instruction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstructionAst {
+    /// Line of the module, from 1.
+    pub line: u32,
+    /// Guard: register, and whether it is negated.
+    pub guard: Option<(String, bool)>,
+    /// Opcode with its modifiers.
+    pub opcode: String,
+    /// Operands in order.
+    pub operands: Vec<Operand>,
+}
+
+/// One operand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operand {
+    /// A register, variable, label, or `_`.
+    Name(String),
+    /// A variable's address plus a constant.
+    NamePlus(String, i64),
+    /// `!name`
+    Not(String),
+    /// `first|second`
+    Pair(String, String),
+    /// An integer, in two's complement.
+    Integer(u64),
+    /// `0f` constant.
+    Single(u32),
+    /// `0d` constant.
+    Double(u64),
+    /// `{a, b}`
+    Vector(Vec<Operand>),
+    /// `[base + offset]`
+    Address {
+        /// Register or variable; none for an absolute address.
+        base: Option<String>,
+        /// Bytes.
+        offset: i64,
+    },
+}
