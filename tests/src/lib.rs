@@ -1,4 +1,5 @@
 //! What the test suites compare the library with, and the checks that run on any device.
 
 pub mod cases;
+pub mod emulated;
 pub mod reference;

@@ -1,28 +1,28 @@
 //! Runs the checks of `nvfp4_moe_tests::cases` on one device.
 //!
-//! `cases [--device cpu|cuda[:N]] [--small] [--list] [FILTER]`
+//! `cases [--device cpu|cuda[:N]|emulator:ARCHITECTURE] [--small] [--list] [FILTER]`
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use nvfp4_moe::harness::{DeviceChoice, Runner, Target};
+use nvfp4_moe::harness::Runner;
 use nvfp4_moe_tests::cases::{self, Lab, Size};
+use nvfp4_moe_tests::emulated::Architecture;
 
-const USAGE: &str = "usage: cases [--device cpu|cuda[:N]] [--small] [--list] [FILTER]";
+const USAGE: &str = "usage: cases [--device cpu|cuda[:N]|emulator:ARCHITECTURE] [--small] [--list] [FILTER]";
 
 struct Arguments {
-    device: DeviceChoice,
+    device: String,
     size: Size,
     list: bool,
     filter: Option<String>,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
-    let mut arguments =
-        Arguments { device: DeviceChoice::Named(Target::Cpu), size: Size::Full, list: false, filter: None };
+    let mut arguments = Arguments { device: "cpu".to_owned(), size: Size::Full, list: false, filter: None };
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--device" => arguments.device = words.next().context(USAGE)?.parse()?,
+            "--device" => arguments.device = words.next().context(USAGE)?,
             "--small" => arguments.size = Size::Small,
             "--list" => arguments.list = true,
             option if option.starts_with('-') => bail!("there is no option {option}; {USAGE}"),
@@ -35,7 +35,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
 
 fn main() -> Result<ExitCode> {
     let Arguments { device, size, list, filter } = parse(std::env::args().skip(1))?;
-    let runner = Runner::choose(device)?;
+    let runner = match Architecture::named(&device) {
+        Some(architecture) => architecture.runner()?,
+        None => Runner::choose(device.parse()?)?,
+    };
     println!("{} ({})", runner.device_name(), runner.reason());
     let lab = Lab { runner: &runner, size };
     if list {

@@ -26,7 +26,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use nvfp4_moe::driver::{DriverError, driver_available};
-use nvfp4_moe::harness::Runner;
+use nvfp4_moe::harness::{Runner, Target};
 
 pub use setup::{Batch, Expert, Hidden, Lab, Layer, Matrix, Size};
 
@@ -39,6 +39,8 @@ enum Needs {
     Gpu,
     /// A GPU whose memory nothing else takes and gives back: no sanitizer.
     WholeGpu,
+    /// A GPU behind the CUDA driver: no emulator.
+    Driver,
     /// A machine without an NVIDIA driver.
     NoDriver,
 }
@@ -122,7 +124,7 @@ const CASES: &[Case] = &[
     gpu("precision/quantizer_on_the_device", device_kernels::quantizer),
     gpu("precision/layers_against_the_cpu", against_cpu::layers),
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },
-    gpu("devices/no_such_gpu", devices::no_such_gpu),
+    Case { name: "devices/no_such_gpu", needs: Needs::Driver, check: devices::no_such_gpu },
     gpu("devices/driver_too_old", devices::driver_too_old),
     whole_gpu("devices/memory_cannot_be_had", devices::memory_cannot_be_had),
     any("devices/architecture_without_kernels", devices::architecture_without_kernels),
@@ -151,12 +153,14 @@ pub fn names(lab: &Lab<'_>) -> Vec<&'static str> {
 fn listed(lab: &Lab<'_>) -> impl Iterator<Item = &'static Case> + use<> {
     let gpu = lab.is_gpu();
     let whole_gpu = gpu && lab.is_full();
+    let cuda = matches!(lab.runner.target(), Target::Cuda(_));
     let no_driver = matches!(driver_available(), Err(DriverError::NoDriver { .. }));
     CASES.iter().filter(move |case| match case.needs {
         Needs::Any => true,
         Needs::Gpu => gpu,
         Needs::WholeGpu => whole_gpu,
-        Needs::NoDriver => no_driver,
+        Needs::Driver => cuda,
+        Needs::NoDriver => no_driver && !gpu,
     })
 }
 

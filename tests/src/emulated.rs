@@ -1,0 +1,286 @@
+//! The emulator as a device: the host's whole GPU path, from packing to a captured graph, runs on it unchanged.
+//!
+//! Streams run at once, so they have nothing to wait for; a stream in capture keeps its launches instead, and a graph is
+//! those launches.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvfp4_moe::device_limits::DeviceLimits;
+use nvfp4_moe::driver::backend::{Backend, Handle, KernelLaunch, Kernels, Memory, Queues};
+use nvfp4_moe::driver::{CUcontext, Device, DriverError};
+use nvfp4_moe::harness::{HarnessError, Runner};
+use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
+
+/// An architecture that the emulator can play, and for which kernels exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// As verify names it: `emulator:sm_80`.
+    pub name: &'static str,
+    compute_capability: (u32, u32),
+    shared_bytes_per_block: u32,
+}
+
+/// All of them.
+pub const ARCHITECTURES: [Architecture; 1] =
+    [Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 }];
+
+impl Architecture {
+    /// The architecture of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        ARCHITECTURES.into_iter().find(|architecture| architecture.name == name)
+    }
+
+    /// The limits of a device that is small on purpose: persistent grids then take several tiles a block.
+    #[must_use]
+    pub const fn limits(&self) -> DeviceLimits {
+        DeviceLimits {
+            compute_capability: self.compute_capability,
+            multiprocessors: 2,
+            shared_bytes_per_block: self.shared_bytes_per_block,
+            shared_bytes_per_multiprocessor: self.shared_bytes_per_block + 1024,
+            registers_per_multiprocessor: 65_536,
+            max_threads_per_multiprocessor: 2048,
+            l2_bytes: 40 << 20,
+            total_memory_bytes: 16 << 30,
+        }
+    }
+
+    /// A device of this architecture with fresh memory.
+    #[must_use]
+    pub fn device(&self, config: Config) -> Device {
+        Device::from_backend(Arc::new(Emulated {
+            name: format!("{}, every access checked", self.name),
+            limits: self.limits(),
+            state: Mutex::new(State { emulator: Emulator::new(config), ..State::default() }),
+        }))
+    }
+
+    /// The shipped kernels on a device of this architecture.
+    ///
+    /// # Errors
+    /// [`HarnessError`]: the emulator does not know something in them.
+    pub fn runner(&self) -> Result<Runner, HarnessError> {
+        Runner::of_device(&self.device(Config::default()), self.name)
+    }
+}
+
+#[derive(Debug)]
+struct Emulated {
+    name: String,
+    limits: DeviceLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    emulator: Emulator,
+    allocated: BTreeMap<u64, usize>,
+    modules: Vec<Arc<Module>>,
+    /// Module and name of each kernel.
+    kernels: Vec<(Arc<Module>, &'static str)>,
+    capture: Option<Vec<Recorded>>,
+    graphs: Vec<Arc<Vec<Recorded>>>,
+}
+
+/// A launch in a graph.
+#[derive(Clone, Debug)]
+struct Recorded {
+    kernel: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    params: Vec<u8>,
+}
+
+impl State {
+    fn run(&mut self, launch: &Recorded) -> Result<(), EmulatorError> {
+        let (module, name) = &self.kernels[launch.kernel];
+        let module = Arc::clone(module);
+        let Recorded { grid, block, shared_bytes, ref params, .. } = *launch;
+        self.emulator.launch(&module, name, grid, block, shared_bytes, params)?;
+        Ok(())
+    }
+
+    fn taken_bytes(&self) -> u64 {
+        self.allocated.values().map(|bytes| *bytes as u64).sum()
+    }
+}
+
+impl Emulated {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, error: &EmulatorError) -> DriverError {
+        DriverError::Backend { backend: self.name.clone(), detail: error.to_string() }
+    }
+}
+
+impl Backend for Emulated {
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn driver_version(&self) -> (u32, u32) {
+        (13, 0)
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        self.limits
+    }
+
+    fn raw_context(&self) -> CUcontext {
+        std::ptr::null_mut()
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+}
+
+impl Memory for Emulated {
+    fn free_memory(&self) -> Result<(u64, u64), DriverError> {
+        let total = self.limits.total_memory_bytes;
+        Ok((total.saturating_sub(self.state().taken_bytes()), total))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64, DriverError> {
+        let mut state = self.state();
+        let (requested_bytes, total_bytes) = (bytes as u64, self.limits.total_memory_bytes);
+        let free_bytes = total_bytes.saturating_sub(state.taken_bytes());
+        if requested_bytes > free_bytes {
+            return Err(DriverError::OutOfMemory { requested_bytes, free_bytes, total_bytes });
+        }
+        let address = state.emulator.memory_mut().alloc(bytes);
+        state.allocated.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) {
+        let mut state = self.state();
+        if state.allocated.remove(&address).is_some() {
+            // The address was given out by `alloc` and not freed since.
+            let _ = state.emulator.memory_mut().free(address);
+        }
+    }
+
+    fn write(&self, address: u64, source: &[u8]) -> Result<(), DriverError> {
+        self.state().emulator.memory_mut().write(address, source).map_err(|error| self.failed(&error))
+    }
+
+    fn read(&self, address: u64, target: &mut [u8]) -> Result<(), DriverError> {
+        let bytes = self.state().emulator.memory().read(address, target.len()).map_err(|error| self.failed(&error))?;
+        target.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn fill(&self, address: u64, bytes: usize, value: u8) -> Result<(), DriverError> {
+        self.state().emulator.memory_mut().fill(address, value, bytes).map_err(|error| self.failed(&error))
+    }
+}
+
+impl Kernels for Emulated {
+    fn load_module(&self, ptx: &str, target: &str) -> Result<Handle, DriverError> {
+        let module = Module::parse(ptx).map_err(|error| DriverError::ModuleLoad {
+            target: target.to_owned(),
+            code: 0,
+            name: "not given to a driver".to_owned(),
+            log: error.to_string(),
+        })?;
+        let mut state = self.state();
+        state.modules.push(Arc::new(module));
+        Ok(Handle(state.modules.len() - 1))
+    }
+
+    fn unload_module(&self, _module: Handle) {}
+
+    fn kernel(&self, module: Handle, name: &'static str) -> Result<(Handle, Option<usize>), DriverError> {
+        let mut state = self.state();
+        let module = Arc::clone(&state.modules[module.0]);
+        state.kernels.push((module, name));
+        Ok((Handle(state.kernels.len() - 1), None))
+    }
+
+    fn set_max_dynamic_shared(&self, _kernel: Handle, name: &'static str, bytes: u32) -> Result<(), DriverError> {
+        let most = self.limits.shared_bytes_per_block;
+        if bytes > most {
+            let detail = format!("kernel {name} wants {bytes} bytes of shared memory, but a block can have {most}");
+            return Err(DriverError::Backend { backend: self.name.clone(), detail });
+        }
+        Ok(())
+    }
+
+    unsafe fn launch(&self, kernel: Handle, _stream: Handle, launch: &KernelLaunch<'_>) -> Result<(), DriverError> {
+        let KernelLaunch { grid, block, shared_bytes, params, .. } = *launch;
+        let recorded = Recorded { kernel: kernel.0, grid, block, shared_bytes, params: params.to_vec() };
+        let mut state = self.state();
+        match &mut state.capture {
+            Some(launches) => {
+                launches.push(recorded);
+                Ok(())
+            }
+            None => state.run(&recorded).map_err(|error| self.failed(&error)),
+        }
+    }
+}
+
+impl Queues for Emulated {
+    fn new_stream(&self) -> Result<Handle, DriverError> {
+        Ok(Handle(0))
+    }
+
+    fn destroy_stream(&self, _stream: Handle) {}
+
+    fn synchronize_stream(&self, _stream: Handle) -> Result<(), DriverError> {
+        if self.state().capture.is_some() {
+            let detail = "a stream cannot be waited for while it is being captured".to_owned();
+            return Err(DriverError::Backend { backend: self.name.clone(), detail });
+        }
+        Ok(())
+    }
+
+    fn new_event(&self) -> Result<Handle, DriverError> {
+        Ok(Handle(0))
+    }
+
+    fn destroy_event(&self, _event: Handle) {}
+
+    fn record_event(&self, _event: Handle, _stream: Handle) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn synchronize_event(&self, _event: Handle) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Emulated time means nothing.
+    fn elapsed_ms(&self, _earlier: Handle, _later: Handle) -> Result<f32, DriverError> {
+        Ok(0.0)
+    }
+
+    fn begin_capture(&self, _stream: Handle) -> Result<(), DriverError> {
+        self.state().capture = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self, _stream: Handle) -> Result<Handle, DriverError> {
+        let mut state = self.state();
+        let launches = state.capture.take().unwrap_or_default();
+        state.graphs.push(Arc::new(launches));
+        Ok(Handle(state.graphs.len() - 1))
+    }
+
+    fn launch_graph(&self, graph: Handle, _stream: Handle) -> Result<(), DriverError> {
+        let mut state = self.state();
+        let launches = Arc::clone(&state.graphs[graph.0]);
+        launches.iter().try_for_each(|launch| state.run(launch)).map_err(|error| self.failed(&error))
+    }
+
+    fn destroy_graph(&self, _graph: Handle) {}
+}
