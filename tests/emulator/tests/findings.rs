@@ -34,7 +34,7 @@ fn clean(body: &str, blocks: u32, threads: u32) {
 /// The finding, whose line is given as a line of the body.
 #[track_caller]
 fn found(kind: FindingKind, line: u32, body: &str, blocks: u32, threads: u32) -> Finding {
-    let finding = launch(body, blocks, threads).err().expect("nothing was found");
+    let finding = launch(body, blocks, threads).expect_err("nothing was found");
     assert_eq!((finding.kind, finding.ptx_line), (kind, line + 6), "{finding}");
     finding
 }
@@ -227,7 +227,7 @@ fn unknown_instructions_are_named() {
         let text = format!(
             ".version 8.0\n.target sm_80\n.visible .entry k() {{ .reg .b32 %r<8>; .reg .b64 %rd<8>;\n{body} ret; }}"
         );
-        let error = Module::parse(&text).err().expect(body);
+        let error = Module::parse(&text).expect_err(body);
         let EmulatorError::UnknownInstruction { kernel, line, reason: found, .. } = &error else { panic!("{error}") };
         assert_eq!((kernel.as_str(), *line), ("k", 4));
         assert!(found.contains(reason), "{error}");

@@ -26,7 +26,7 @@ impl Execute for CopyBulk {
         for lane in each(lanes) {
             let (to, from) = (self.to.address(to[lane]), self.from.address(from[lane]));
             let size = sizes[lane] as usize;
-            if size == 0 || size % 16 != 0 || size >= 1 << 20 {
+            if size == 0 || !size.is_multiple_of(16) || size >= 1 << 20 {
                 return Err(fault(FindingKind::Operand, 1 << lane, format!("a bulk copy of {size} bytes")));
             }
             for (address, what) in [(to, "destination"), (from, "source")] {
