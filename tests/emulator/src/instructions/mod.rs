@@ -12,12 +12,14 @@ mod convert;
 mod float;
 mod half;
 mod integer;
+mod integer_more;
 mod matrix;
 mod matrix_memory;
 mod mbarrier;
 mod memory;
 mod movement;
 mod mxf4;
+mod select;
 mod small_float;
 mod warp;
 
@@ -35,8 +37,10 @@ const FAMILIES: &[Family] = &[
     control::decode,
     movement::decode,
     integer::decode,
+    integer_more::decode,
     bits::decode,
     compare::decode,
+    select::decode,
     float::decode,
     half::decode,
     convert::decode,

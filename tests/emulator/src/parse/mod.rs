@@ -97,7 +97,7 @@ impl Parser {
                 Token::Sign(';') => {}
                 Token::Word(word) => match word.as_str() {
                     ".version" => {
-                        // Major and minor come as one number with a dot, which is no integer constant.
+                        // Major and minor come as one number with a dot.
                         self.next();
                     }
                     ".address_size" => {
