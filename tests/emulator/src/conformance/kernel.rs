@@ -11,7 +11,7 @@ const INPUTS: [&str; 5] = ["%a", "%b", "%c", "%x", "%y"];
 /// Version and target lines.
 pub(super) fn header(architecture: u32) -> String {
     match architecture {
-        ..=90 => format!(".version 8.0\n.target sm_{architecture}\n.address_size 64\n"),
+        ..=90 => format!(".version 8.1\n.target sm_{architecture}\n.address_size 64\n"),
         _ => format!(".version 8.7\n.target sm_{architecture}a\n.address_size 64\n"),
     }
 }

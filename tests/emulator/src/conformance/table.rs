@@ -77,10 +77,11 @@ fn check(row: &str) -> Check {
     }
     // `name: text` where the text is more than the instruction.
     let (name, text) = instruction.split_once(": ").unwrap_or((instruction, instruction));
+    let text = if text.ends_with("; }") { text.to_owned() } else { format!("{text};") };
     Check {
         name: name.split(' ').next().unwrap_or_default().to_owned(),
         architecture,
-        ptx: kernel::module(architecture, &format!("{text};"), &outputs, &inputs),
+        ptx: kernel::module(architecture, &text, &outputs, &inputs),
         threads: THREADS,
         blocks: 0,
         shared_bytes: 0,
