@@ -57,7 +57,8 @@ impl Kind {
     /// The bits, with one NaN for all.
     #[must_use]
     pub fn canonical(self, bits: u64) -> u64 {
-        let one = |bits: u64, infinity: u64, sign: u64| if bits & !sign > infinity { !sign & (2 * sign - 1) } else { bits };
+        let one =
+            |bits: u64, infinity: u64, sign: u64| if bits & !sign > infinity { !sign & (2 * sign - 1) } else { bits };
         let two = |infinity| one(bits & 0xFFFF, infinity, 0x8000) | one(bits >> 16 & 0xFFFF, infinity, 0x8000) << 16;
         match self {
             Self::F16 => one(bits, 0x7C00, 0x8000),
@@ -92,7 +93,9 @@ impl Kind {
                     .map(|value| truncate(value, bits))
                     .collect()
             }
-            Self::Amount => vec![0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 255, 256, 257, 0xFFFF_FFFF],
+            Self::Amount => {
+                vec![0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 255, 256, 257, 0xFFFF_FFFF]
+            }
             Self::Predicate => vec![0, 1],
             Self::F16 => halves(&HALVES),
             Self::Bf16 => halves(&BRAINS),
@@ -127,16 +130,40 @@ fn pairs(patterns: &[u16]) -> Vec<u64> {
 }
 
 /// Zero, subnormal, ordinary, huge, infinite, NaN: f16, bf16, f32, f64.
-const HALVES: [u16; 16] = [
-    0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3800, 0x3BFF, 0x3C00, 0x3C01, 0x4248, 0x7BFF, 0x7C00, 0x7C01, 0x7E00,
-];
-const BRAINS: [u16; 16] = [
-    0, 1, 2, 0x3F, 0x7F, 0x80, 0x81, 0x3F00, 0x3F7F, 0x3F80, 0x3F81, 0x4049, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0,
-];
+const HALVES: [u16; 16] =
+    [0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3800, 0x3BFF, 0x3C00, 0x3C01, 0x4248, 0x7BFF, 0x7C00, 0x7C01, 0x7E00];
+const BRAINS: [u16; 16] =
+    [0, 1, 2, 0x3F, 0x7F, 0x80, 0x81, 0x3F00, 0x3F7F, 0x3F80, 0x3F81, 0x4049, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0];
 const SINGLES: [u32; 30] = [
-    0, 1, 2, 0x0040_0000, 0x007F_FFFF, 0x0080_0000, 0x0080_0001, 0x3300_0000, 0x3380_0000, 0x3400_0000, 0x3EFF_FFFF,
-    0x3F00_0000, 0x3F7F_FFFF, 0x3F80_0000, 0x3F80_0001, 0x3FC0_0000, 0x4020_0000, 0x4049_0FDB, 0x43E0_0000, 0x4380_0000,
-    0x477F_E000, 0x477F_F000, 0x4B00_0001, 0x4F00_0000, 0x4F80_0000, 0x5F00_0000, 0x7F7F_FFFF, 0x7F80_0000, 0x7F80_0001,
+    0,
+    1,
+    2,
+    0x0040_0000,
+    0x007F_FFFF,
+    0x0080_0000,
+    0x0080_0001,
+    0x3300_0000,
+    0x3380_0000,
+    0x3400_0000,
+    0x3EFF_FFFF,
+    0x3F00_0000,
+    0x3F7F_FFFF,
+    0x3F80_0000,
+    0x3F80_0001,
+    0x3FC0_0000,
+    0x4020_0000,
+    0x4049_0FDB,
+    0x43E0_0000,
+    0x4380_0000,
+    0x477F_E000,
+    0x477F_F000,
+    0x4B00_0001,
+    0x4F00_0000,
+    0x4F80_0000,
+    0x5F00_0000,
+    0x7F7F_FFFF,
+    0x7F80_0000,
+    0x7F80_0001,
     0x7FC0_0000,
 ];
 const DOUBLES: [u64; 20] = [
@@ -189,7 +216,10 @@ pub(super) fn wide(kinds: &[Kind]) -> Vec<Vec<u64>> {
     let mut cases = vec![Vec::new()];
     for kind in kinds {
         let special = kind.special();
-        cases = cases.iter().flat_map(|case| special.iter().map(move |&value| [case.as_slice(), &[value]].concat())).collect();
+        cases = cases
+            .iter()
+            .flat_map(|case| special.iter().map(move |&value| [case.as_slice(), &[value]].concat()))
+            .collect();
     }
     while cases.len() > COMBINATIONS {
         let keep = random.next() as usize % cases.len();

@@ -57,7 +57,8 @@ fn check(row: &str) -> Check {
     let mut defined: fn(&[u64]) -> bool = |_| true;
     let mut words = options.split_whitespace();
     while let Some(word) = words.next() {
-        let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no bound in {row}"));
+        let mut number =
+            || words.next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("no bound in {row}"));
         match word {
             "nonzero" => defined = |case| case[1] != 0,
             "normal" => defined = |case| !f32::from_bits(case[1] as u32).is_subnormal(),

@@ -165,9 +165,14 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     Ok(Some(match kind {
         Type::F16x2 | Type::Bf16x2 => Box::new(CompareElements { relation, order, p, q, a, b, with }),
         // The usual ones are inlined.
-        Type::F32 if !flush => {
-            Box::new(Compare { f: move |a, b| relation.holds(super::compare::order(a, b, Type::F32)), p, q, a, b, with })
-        }
+        Type::F32 if !flush => Box::new(Compare {
+            f: move |a, b| relation.holds(super::compare::order(a, b, Type::F32)),
+            p,
+            q,
+            a,
+            b,
+            with,
+        }),
         Type::U32 | Type::B32 | Type::U64 | Type::B64 => {
             Box::new(Compare { f: move |a: u64, b: u64| relation.holds(Some(a.cmp(&b))), p, q, a, b, with })
         }

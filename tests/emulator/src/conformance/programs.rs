@@ -1,3 +1,0 @@
-//! placeholder
-use super::Check;
-pub(super) fn checks() -> Vec<Check> { Vec::new() }
