@@ -67,6 +67,7 @@ pub(crate) struct WarpState {
 #[derive(Default)]
 pub(crate) struct BlockExtra {
     mbarriers: mbarrier::Mbarriers,
+    reductions: barrier::Reductions,
 }
 
 /// Decodes a statement.

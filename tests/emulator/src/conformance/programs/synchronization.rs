@@ -47,5 +47,26 @@ pub(super) fn checks() -> Vec<Check> {
         st.global.v2.b32 [%yours], {%r2, %r3};"
         .replace("[%s], 0; bar", "[%s], 0; @!%p1 st.shared.u32 [%s+4], 0; bar");
     checks.push(exact("atom.shared.add.u32 of 128 threads", 80, 128, &body, vec![0], vec![8128 | 127 << 32; 128]));
+    checks.extend(calls());
     checks
+}
+
+/// 9.7.12.5: arguments and results in the parameter space, in registers, and a guarded call; 9.7.12.6: an early `ret`.
+fn calls() -> Vec<Check> {
+    let body = "ld.global.b32 %r1, [%mine]; \
+        {.param .b32 given; .param .b32 got; st.param.b32 [given], %r1; call.uni (got), twice_or_zero, (given); \
+        ld.param.b32 %r2, [got]; } call (%r3), sum, (%r1, %r2); mov.u32 %r4, 7; setp.lt.u32 %p1, %t, 16; \
+        @%p1 call (%r4), sum, (%r3, 1); st.global.v2.b32 [%yours], {%r3, %r4};";
+    let function = |t: u64| if t < 8 { 0 } else { 2 * t };
+    let expected = (0..32).map(|t| {
+        let sum = t + function(t);
+        sum | (if t < 16 { sum + 1 } else { 7 }) << 32
+    });
+    let mut check = exact("call", 80, 32, body, (0..32).collect(), expected.collect());
+    let functions = ".func (.param .b32 result) twice_or_zero(.param .b32 number)\n{\n.reg .pred %p<2>;\n.reg .b32 %r<4>;\n\
+        ld.param.b32 %r1, [number];\nmov.u32 %r2, 0;\nst.param.b32 [result], %r2;\nsetp.lt.u32 %p1, %r1, 8;\n@%p1 ret;\n\
+        add.u32 %r2, %r1, %r1;\nst.param.b32 [result], %r2;\nret;\n}\n\
+        .func (.reg .b32 total) sum(.reg .b32 a, .reg .b32 b)\n{\nadd.u32 total, a, b;\nret;\n}\n";
+    check.ptx = check.ptx.replace(".visible", &format!("{functions}.visible"));
+    vec![check]
 }
