@@ -1,5 +1,7 @@
 //! Every instruction against the values that were derived by hand from the PTX ISA document, and refusals of what is not one.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use nvfp4_moe_emulator::conformance::Check;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
@@ -51,6 +53,65 @@ fn wide_inputs_run() {
         let cases: Vec<&[u64]> = cases.iter().map(Vec::as_slice).collect();
         if !cases.is_empty() {
             outputs(&check, &cases).unwrap_or_else(|error| panic!("{}: {error}", check.name));
+        }
+    }
+}
+
+/// Opcodes with modifiers of the instructions in a module's text.
+fn opcodes(ptx: &str) -> BTreeSet<String> {
+    let statements = ptx.split([';', '{', '}', '\n']).map(str::trim);
+    let behind_guard = |text: &str| match text.strip_prefix('@') {
+        Some(rest) => rest.split_once(' ').map_or(String::new(), |(_, rest)| rest.trim().to_owned()),
+        None => text.to_owned(),
+    };
+    statements
+        .map(behind_guard)
+        .map(|text| text.split_whitespace().next().unwrap_or_default().to_owned())
+        .filter(|word| {
+            word.starts_with(|c: char| c.is_ascii_lowercase()) && !word.contains([':', ',']) || word.contains("::")
+        })
+        .collect()
+}
+
+#[test]
+fn every_opcode_of_the_shipped_modules_is_checked() {
+    let checked: BTreeSet<String> = Check::all().iter().flat_map(|check| opcodes(&check.ptx)).collect();
+    let missing: Vec<_> =
+        SHIPPED.iter().flat_map(|ptx| opcodes(ptx)).filter(|opcode| !checked.contains(opcode)).collect();
+    assert!(missing.is_empty(), "without a check: {missing:?}");
+}
+
+#[test]
+fn an_unknown_modifier_is_named_with_its_line() {
+    let opcodes: BTreeMap<String, String> = Check::all()
+        .into_iter()
+        .flat_map(|check| opcodes(&check.ptx).into_iter().map(move |opcode| (opcode, check.ptx.clone())))
+        .collect();
+    // Calls are expanded before they are decoded; what follows a label is cut off by `opcodes`.
+    for (opcode, ptx) in opcodes.iter().filter(|(opcode, _)| !opcode.starts_with("call") && !opcode.starts_with("ret"))
+    {
+        for wrong in [format!("{opcode}.bogus"), opcode.replacen('.', ".bogus.", 1)] {
+            if wrong == *opcode {
+                continue;
+            }
+            let Some(line) =
+                ptx.lines().position(|line| line.split_whitespace().any(|word| word.trim_end_matches(';') == opcode))
+            else {
+                continue;
+            };
+            let text: Vec<_> = ptx
+                .lines()
+                .enumerate()
+                .map(|(at, text)| if at == line { text.replacen(opcode, &wrong, 1) } else { text.to_owned() })
+                .collect();
+            match Module::parse(&text.join("\n")) {
+                Err(EmulatorError::UnknownInstruction { line: found, text, reason, .. }) => {
+                    assert_eq!(found as usize, line + 1, "{wrong}");
+                    assert!(text.contains("bogus"), "{wrong}: {text}");
+                    assert!(!reason.is_empty());
+                }
+                other => panic!("{wrong}: {other:?}"),
+            }
         }
     }
 }

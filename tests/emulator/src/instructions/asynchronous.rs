@@ -31,7 +31,7 @@ struct Copy {
 
 const OPEN: u32 = u32::MAX;
 
-/// `cp.async`.
+/// `cp.async` (9.7.9.25.3.1).
 struct CopyAsync {
     to: Source,
     from: Source,
@@ -77,7 +77,7 @@ impl Execute for CopyAsync {
     }
 }
 
-/// `cp.async.commit_group`.
+/// `cp.async.commit_group` (9.7.9.25.3.2).
 struct Commit;
 
 impl Execute for Commit {
@@ -93,7 +93,7 @@ impl Execute for Commit {
     }
 }
 
-/// `cp.async.wait_group` of so many, or `cp.async.wait_all`.
+/// `cp.async.wait_group` of so many, or `cp.async.wait_all` (9.7.9.25.3.3).
 struct Wait {
     pending: Option<u32>,
 }

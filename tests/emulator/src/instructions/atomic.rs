@@ -8,6 +8,7 @@ use crate::execute::access::Space;
 use crate::execute::{Context, Execute, Fault, Reg, Step, each};
 use crate::types::{Type, sign_extend, truncate};
 
+/// `atom` (9.7.13.5), and `red` (9.7.13.6), which has no destination.
 struct Atomic<F> {
     space: Space,
     address: Source,

@@ -29,7 +29,7 @@ enum Reduced {
     Any(Pred),
 }
 
-/// `bar.red`, `barrier.red` and their `.cta` forms. Lanes that wait execute the instruction again for the result.
+/// `bar.red`, `barrier.red` (9.7.13.1) and their `.cta` forms. Lanes that wait execute the instruction again for the result.
 struct Reduction {
     barrier: BlockBarrier,
     condition: Condition,
@@ -98,7 +98,7 @@ impl Execute for Reduction {
     }
 }
 
-/// `bar.sync`, `bar.arrive`, `barrier.sync`, `barrier.arrive` and their `.cta` forms.
+/// `bar.sync`, `bar.arrive`, `barrier.sync`, `barrier.arrive` (9.7.13.1) and their `.cta` forms.
 struct BlockBarrier {
     id: Reg,
     count: Option<Reg>,
@@ -125,7 +125,7 @@ impl Execute for BlockBarrier {
     }
 }
 
-/// `bar.warp.sync`.
+/// `bar.warp.sync` (9.7.13.2).
 struct WarpBarrier {
     members: Reg,
 }
@@ -145,7 +145,7 @@ impl Execute for WarpBarrier {
     }
 }
 
-/// `membar`, `fence`: accesses here are performed at once, so only the proxy fence does something.
+/// `membar`, `fence` (9.7.13.4): accesses here are performed at once, so only the proxy fence does something.
 struct Fence {
     proxy: bool,
 }

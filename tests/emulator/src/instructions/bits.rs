@@ -5,7 +5,7 @@ use crate::execute::lanes::Combine;
 use crate::execute::{Condition, Context, Execute, Fault, Pred, Step};
 use crate::types::{Type, sign_extend, truncate};
 
-/// `and`, `or`, `xor`, `not` of predicates.
+/// `and`, `or`, `xor`, `not` (9.7.8.1 to 9.7.8.4) of predicates.
 struct PredicateLogic {
     combine: Combine,
     d: Pred,
@@ -21,12 +21,12 @@ impl Execute for PredicateLogic {
     }
 }
 
-/// `shl`: amounts of the width and more give 0.
+/// `shl` (9.7.8.8): amounts of the width and more give 0.
 fn shift_left(a: u64, b: u64, bits: u32) -> u64 {
     if b >= u64::from(bits) { 0 } else { truncate(a << b, bits) }
 }
 
-/// `shr`: amounts of the width and more give 0, or the sign.
+/// `shr` (9.7.8.9): amounts of the width and more give 0, or the sign.
 fn shift_right(a: u64, b: u64, kind: Type) -> u64 {
     let bits = kind.bits();
     let b = b.min(u64::from(bits));
@@ -59,7 +59,7 @@ fn insert(a: u64, b: u64, position: u64, length: u64, bits: u32) -> u64 {
     })
 }
 
-/// `bfind` (9.7.1.17): position of the leading bit that is not the sign.
+/// `bfind` (9.7.1.16): position of the leading bit that is not the sign.
 fn find(a: u64, kind: Type, shift_amount: bool) -> u64 {
     let bits = kind.bits();
     let a = if kind.is_signed() && sign_extend(a, bits) < 0 { truncate(!a, bits) } else { a };
@@ -119,6 +119,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             let destination = d.destination(s, 0, if s.name == "brev" { kind } else { Type::U32 })?;
             let a = d.source(s, 1, kind)?;
             match s.name {
+                // 9.7.1.14, 9.7.1.15 and 9.7.1.18.
                 "popc" => unary(destination, a, |a| u64::from(a.count_ones())),
                 "clz" => unary(destination, a, move |a| u64::from(a.leading_zeros() + bits - 64)),
                 "brev" => unary(destination, a, move |a| a.reverse_bits() >> (64 - bits)),
@@ -144,6 +145,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     }))
 }
 
+/// `and`, `or`, `xor`, `not`, `cnot` (9.7.8.1 to 9.7.8.5).
 fn logic(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let kind = s.modifiers.kind()?;
     if kind == Type::Pred {

@@ -12,6 +12,7 @@ use crate::memory::SHARED_WINDOW;
 use crate::memory::global_races::Access;
 use crate::types::Type;
 
+/// `cp.async.bulk` (9.7.9.25.4.1) from global to shared memory.
 struct CopyBulk {
     to: Source,
     from: Source,

@@ -29,7 +29,7 @@ impl Execute for Exit {
     }
 }
 
-/// `trap` (9.7.19).
+/// `trap` (9.7.19.4).
 struct Trap;
 
 impl Execute for Trap {
@@ -38,7 +38,7 @@ impl Execute for Trap {
     }
 }
 
-/// `nanosleep` (9.7.19) and other hints to let others run.
+/// `nanosleep` (9.7.19.2) and other hints to let others run.
 struct Pause;
 
 impl Execute for Pause {

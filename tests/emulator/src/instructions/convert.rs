@@ -192,6 +192,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     }
 }
 
+/// `cvt.tf32.f32` (9.7.9.21).
 fn tf32(a: u64, finish: Finish) -> u64 {
     let value = Format::F32.decode(a as u32);
     if value.is_nan() {
@@ -206,6 +207,7 @@ fn tf32(a: u64, finish: Finish) -> u64 {
     u64::from(sign | rounded)
 }
 
+/// `cvt` (9.7.9.21) of one number; 6.5.1 says which conversions there are.
 fn scalar(
     d: &mut Decoder,
     s: &mut Statement<'_>,
@@ -247,7 +249,7 @@ fn scalar(
     })
 }
 
-/// To two packed elements: from two f32, the first operand to the upper one, or from another packed pair.
+/// `cvt` (9.7.9.21) to two packed elements: from two f32, the first operand to the upper one, or from another packed pair.
 fn packed(
     d: &mut Decoder,
     s: &mut Statement<'_>,

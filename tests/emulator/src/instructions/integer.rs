@@ -60,6 +60,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     }
     let destination = d.destination(s, 0, kind)?;
     let a = d.source(s, 1, kind)?;
+    // 9.7.1.10 and 9.7.1.11.
     if matches!(s.name, "abs" | "neg") {
         if !kind.is_signed() {
             return Err("an unsigned type".into());
@@ -73,6 +74,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     let operands = [a, d.source(s, 2, kind)?];
     let saturate = kind == Type::S32 && matches!(s.name, "add" | "sub") && s.modifiers.take("sat");
     Ok(Some(match (s.name, kind.is_signed()) {
+        // 9.7.1.1, 9.7.1.2, 9.7.1.8, 9.7.1.9, 9.7.1.12 and 9.7.1.13.
         ("add", _) if saturate => {
             binary(destination, operands, |a, b| saturated(sign_extend(a, 32) + sign_extend(b, 32)))
         }

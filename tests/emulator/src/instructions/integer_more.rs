@@ -30,7 +30,7 @@ fn nth_set(mask: u64, base: u64, offset: u64) -> u64 {
 fn extend(a: u64, n: u64, signed: bool, clamp: bool) -> u64 {
     match n {
         32.. if clamp => a,
-        _ if n % 32 == 0 => 0,
+        _ if n.is_multiple_of(32) => 0,
         _ if signed => truncate(sign_extend(a, n as u32 % 32) as u64, 32),
         _ => truncate(a, n as u32 % 32),
     }

@@ -86,7 +86,7 @@ pub(super) fn accumulate(cx: &mut Context<'_>, d: [Reg; 4], c: [Reg; 4], sums: &
     Ok(())
 }
 
-/// `mma.sync.aligned.m16n8k16.row.col` (and k8) with f32 accumulators.
+/// `mma.sync.aligned.m16n8k16.row.col` (and k8; 9.7.14.5.14) with f32 accumulators.
 struct Mma {
     convert: fn(u16) -> f32,
     d: [Reg; 4],

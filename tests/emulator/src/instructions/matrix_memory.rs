@@ -15,6 +15,7 @@ use crate::types::Type;
 /// The 16-bit elements of a row.
 type Row = [u16; 8];
 
+/// `ldmatrix` (9.7.14.5.15).
 struct LoadMatrix {
     space: Space,
     d: Vec<Reg>,
@@ -50,6 +51,7 @@ impl Execute for LoadMatrix {
     }
 }
 
+/// `stmatrix` (9.7.14.5.16).
 struct StoreMatrix {
     space: Space,
     sources: Vec<Reg>,

@@ -8,6 +8,7 @@ use crate::memory::global_races::Access;
 use crate::memory::{AccessBytes, MAX_ACCESS};
 use crate::types::{Type, sign_extend, truncate};
 
+/// `ld`, `ld.global.nc`, `ldu` (9.7.9.8 to 9.7.9.10).
 struct Load {
     space: Space,
     address: Source,
@@ -49,6 +50,7 @@ impl Execute for Load {
     }
 }
 
+/// `st` (9.7.9.11).
 struct Store {
     space: Space,
     address: Source,

@@ -6,7 +6,7 @@ use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 use crate::parse::ast::Operand;
 use crate::types::{Type, truncate};
 
-/// `mov` from a vector: the elements, first lowest, become one register.
+/// `mov` (9.7.9.4) from a vector: the elements, first lowest, become one register.
 struct Pack {
     d: Reg,
     sources: Vec<Reg>,
@@ -27,7 +27,7 @@ impl Execute for Pack {
     }
 }
 
-/// `mov` to a vector.
+/// `mov` (9.7.9.4) to a vector.
 struct Unpack {
     destinations: Vec<Option<Reg>>,
     a: Reg,
@@ -47,7 +47,7 @@ impl Execute for Unpack {
     }
 }
 
-/// `mov.pred`.
+/// `mov.pred` (9.7.9.3).
 struct MovePredicate {
     d: Pred,
     a: Condition,
@@ -79,6 +79,7 @@ impl Execute for Select {
     }
 }
 
+/// `mov` (9.7.9.3, 9.7.9.4).
 fn mov(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let kind = s.modifiers.kind()?;
     if kind == Type::Pred {

@@ -22,6 +22,7 @@ const BLOCK: usize = 16;
 /// Twice the values of the E2M1 codes.
 const TWICE: [i32; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// `mma` with block scales (9.7.14.5.14).
 struct MmaBlockScaled {
     d: [Reg; 4],
     a: [Reg; 4],

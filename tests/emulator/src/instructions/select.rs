@@ -45,6 +45,7 @@ fn truth(kind: Type) -> Result<u64, Refusal> {
     })
 }
 
+/// `set` (9.7.6.1, 9.7.7.1).
 fn set(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let mut result = Type::U32;
     let Comparison { relation, combine, order, kind, .. } = comparison(s, |s| {
@@ -61,6 +62,7 @@ fn set(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     Ok(Box::new(Set { relation, order, truth, d: destination, a, b, with }))
 }
 
+/// `slct` (9.7.6.4).
 fn slct(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let flush = s.modifiers.take("ftz");
     let (kind, by) = (s.modifiers.kind()?, s.modifiers.kind()?);
@@ -74,22 +76,21 @@ fn slct(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     Ok(ternary(d.destination(s, 0, kind)?, sources, move |a, b, c| if keeps(c) { a } else { b }))
 }
 
+type Class = std::num::FpCategory;
+
+/// `testp` (9.7.3.1).
 fn testp(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
-    // In f64 of the number's class: zeros count as normal.
-    let tests: [(&str, fn(std::num::FpCategory) -> bool); 6] = {
-        use std::num::FpCategory::{Infinite, Nan, Normal, Subnormal, Zero};
-        [
-            ("finite", |class| !matches!(class, Nan | Infinite)),
-            ("infinite", |class| class == Infinite),
-            ("number", |class| class != Nan),
-            ("notanumber", |class| class == Nan),
-            ("normal", |class| matches!(class, Normal | Zero)),
-            ("subnormal", |class| class == Subnormal),
-        ]
+    let names = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"].map(|name| (name, name));
+    let test: fn(Class) -> bool = match s.modifiers.one_of(&names).ok_or("without a property")? {
+        "finite" => |class| !matches!(class, Class::Nan | Class::Infinite),
+        "infinite" => |class| class == Class::Infinite,
+        "number" => |class| class != Class::Nan,
+        "notanumber" => |class| class == Class::Nan,
+        "normal" => |class| matches!(class, Class::Normal | Class::Zero),
+        _ => |class| class == Class::Subnormal,
     };
-    let test = s.modifiers.one_of(&tests).ok_or("without a property")?;
     let kind = s.modifiers.kind()?;
-    let class: fn(u64) -> std::num::FpCategory = match kind {
+    let class: fn(u64) -> Class = match kind {
         Type::F32 => |a| f32::from_bits(a as u32).classify(),
         Type::F64 => |a| f64::from_bits(a).classify(),
         _ => return Err("this type".into()),

@@ -44,6 +44,7 @@ fn shuffle_source(mode: Shuffle, lane: u32, b: u64, c: u64) -> (u32, bool) {
     if valid { (source, true) } else { (lane, false) }
 }
 
+/// `shfl.sync` (9.7.9.6).
 struct ShuffleSync {
     mode: Shuffle,
     d: Option<Reg>,
@@ -83,7 +84,7 @@ impl Execute for ShuffleSync {
     }
 }
 
-/// `match.any.sync`, `match.all.sync`.
+/// `match.any.sync`, `match.all.sync` (9.7.13.10).
 struct Match {
     all: bool,
     d: Option<Reg>,
@@ -117,7 +118,7 @@ impl Execute for Match {
     }
 }
 
-/// `redux.sync` of integers.
+/// `redux.sync` (9.7.13.12) of integers.
 struct Redux {
     combine: fn(u64, u64) -> u64,
     d: Reg,
@@ -148,7 +149,7 @@ enum Vote {
     Ballot,
 }
 
-/// `vote.sync`.
+/// `vote.sync` (9.7.13.9).
 struct VoteSync {
     vote: Vote,
     d: Option<Reg>,
@@ -182,7 +183,7 @@ impl Execute for VoteSync {
     }
 }
 
-/// `elect.sync`: the lowest lane of the mask leads.
+/// `elect.sync` (9.7.13.14): the lowest lane of the mask leads.
 struct Elect {
     d: Option<Reg>,
     p: Option<Pred>,
@@ -208,7 +209,7 @@ impl Execute for Elect {
     }
 }
 
-/// `activemask`.
+/// `activemask` (9.7.13.11).
 struct ActiveMask {
     d: Reg,
 }
