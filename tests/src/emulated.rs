@@ -22,8 +22,10 @@ pub struct Architecture {
 }
 
 /// All of them.
-pub const ARCHITECTURES: [Architecture; 1] =
-    [Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 }];
+pub const ARCHITECTURES: [Architecture; 2] = [
+    Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 },
+    Architecture { name: "emulator:sm_120a", compute_capability: (12, 0), shared_bytes_per_block: 99 * 1024 },
+];
 
 impl Architecture {
     /// The architecture of this name.

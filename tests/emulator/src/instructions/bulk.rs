@@ -2,7 +2,7 @@
 //!
 //! The async proxy writes: destinations that ordinary stores wrote need a proxy fence in between.
 
-use super::mbarrier::BulkCopy;
+use super::mbarrier::PendingCopy;
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::error::FindingKind;
@@ -44,7 +44,7 @@ impl Execute for CopyBulk {
             let begun = cx.block.shared.begin_async_copy(at, size, thread);
             begun.map_err(|fault| shared_fault(fault, lane, to))?;
             let barrier = self.barrier.address(barriers[lane]);
-            cx.attach_copy(lane, barrier, BulkCopy { to: at, bytes, thread })?;
+            cx.attach_copy(lane, barrier, PendingCopy { to: at, bytes, thread, counts_bytes: true })?;
         }
         Ok(Step::Next)
     }

@@ -18,6 +18,7 @@ mod mbarrier;
 mod memory;
 mod movement;
 mod mxf4;
+mod packed_float;
 mod small_float;
 mod warp;
 
@@ -39,6 +40,7 @@ const FAMILIES: &[Family] = &[
     compare::decode,
     float::decode,
     half::decode,
+    packed_float::decode,
     convert::decode,
     memory::decode,
     barrier::decode,
