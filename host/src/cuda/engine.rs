@@ -12,7 +12,7 @@ const PORTABLE_PTX: &str = include_str!("../../ptx/sm_80.ptx");
 /// CUDA version that the PTX needs (ISA 8.0).
 const NEEDED_CUDA: (u32, u32) = (12, 0);
 
-const KERNELS: [&str; 9] = [
+const KERNELS: [&str; 10] = [
     "route_single",
     "route_count",
     "route_scan",
@@ -22,6 +22,7 @@ const KERNELS: [&str; 9] = [
     "quantize_codes",
     "combine",
     "pack",
+    "read_all",
 ];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
@@ -105,6 +106,7 @@ impl Engine {
                 Params::GroupedGemm(params) => function.launch(grid, block, shared, stream, params),
                 Params::Combine(params) => function.launch(grid, block, shared, stream, params),
                 Params::Pack(params) => function.launch(grid, block, shared, stream, params),
+                Params::Read(params) => function.launch(grid, block, shared, stream, params),
             }
         }
     }

@@ -19,7 +19,12 @@ fn code(raw: &RawMatrix<'_>, row: usize, k: usize) -> u8 {
 }
 
 /// Places one matrix by the forward map: `row_of` is where its row goes.
-fn place(layout: MatrixLayout<MmaTile>, raw: &RawMatrix<'_>, row_of: impl Fn(usize) -> usize, packed: &mut [u8]) {
+pub(super) fn place(
+    layout: MatrixLayout<MmaTile>,
+    raw: &RawMatrix<'_>,
+    row_of: impl Fn(usize) -> usize,
+    packed: &mut [u8],
+) {
     for row in 0..raw.rows {
         for k in 0..raw.cols {
             let at = layout.code_offset(row_of(row), k);
@@ -33,7 +38,7 @@ fn place(layout: MatrixLayout<MmaTile>, raw: &RawMatrix<'_>, row_of: impl Fn(usi
 }
 
 /// Stores the codes of a matrix' tiles with their bits apart.
-fn spread_codes(packed: &mut [u8]) {
+pub(super) fn spread_codes(packed: &mut [u8]) {
     for tile in packed.chunks_exact_mut(MmaTile::BYTES) {
         for word in tile[..MmaTile::CODE_BYTES].as_chunks_mut::<4>().0 {
             *word = spread(u32::from_le_bytes(*word)).to_le_bytes();
@@ -42,7 +47,7 @@ fn spread_codes(packed: &mut [u8]) {
 }
 
 /// The packed weights of the layer's experts, padding 0.
-fn by_layout(layer: &Layer) -> Vec<u8> {
+pub(super) fn by_layout(layer: &Layer) -> Vec<u8> {
     let spec = &layer.spec;
     let gated = spec.activation.is_gated();
     let layout = LayerLayout::<MmaTile>::new(spec.shape.hidden, spec.shape.intermediate, spec.experts.count, gated);
@@ -100,7 +105,7 @@ fn by_words(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
 }
 
 /// Ragged in both axes, with and without a gate, some with nothing to pad.
-fn layers() -> Vec<Layer> {
+pub(super) fn layers() -> Vec<Layer> {
     let layer = |sizes, activation| Layer::new(sizes, activation, ScaleMode::Static);
     vec![
         layer([80, 176, 5, 2], SWIGLU).on_rank(ExpertRange { first: 1, count: 3 }),

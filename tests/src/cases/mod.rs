@@ -21,6 +21,7 @@ mod precision;
 mod routing;
 mod setup;
 mod shapes;
+mod stages;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -123,6 +124,16 @@ const CASES: &[Case] = &[
     any("precision/bf16_output", precision::bf16_output),
     gpu("precision/quantizer_on_the_device", device_kernels::quantizer),
     gpu("precision/layers_against_the_cpu", against_cpu::layers),
+    gpu("stages/route", stages::route::check),
+    gpu("stages/quantize", stages::quantize::check),
+    gpu("stages/pack", stages::weights::pack),
+    gpu("stages/read_all", stages::weights::read_all),
+    gpu("stages/combine", stages::combine::check),
+    gpu("stages/grouped_gemm_n8", stages::grouped_gemm::check::<0>),
+    gpu("stages/grouped_gemm_n16", stages::grouped_gemm::check::<1>),
+    gpu("stages/grouped_gemm_n32", stages::grouped_gemm::check::<2>),
+    gpu("stages/grouped_gemm_n64", stages::grouped_gemm::check::<3>),
+    gpu("stages/grouped_gemm_n128", stages::grouped_gemm::check::<4>),
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },
     Case { name: "devices/no_such_gpu", needs: Needs::Driver, check: devices::no_such_gpu },
     gpu("devices/driver_too_old", devices::driver_too_old),

@@ -1,0 +1,226 @@
+//! The quantizer of rows of tokens and of slots, under every scale, on every element type.
+
+use anyhow::Result;
+use half::{bf16, f16};
+use nvfp4_moe::driver::DeviceBuffer;
+use nvfp4_moe::schedule::{Launch, Params};
+use nvfp4_moe_device::format::{BLOCK, block};
+use nvfp4_moe_device::kernels::{amax, quantize};
+use nvfp4_moe_device::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows, TokenCount};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::{Bench, Lab, same};
+
+/// First slot of each expert; the second has none.
+const EXPERT_OFFSET: [u32; 5] = [0, 2, 2, 3, 7];
+const EXPERTS: usize = EXPERT_OFFSET.len() - 1;
+const SLOTS: usize = EXPERT_OFFSET[EXPERTS] as usize;
+/// Input row of each slot where rows are gathered.
+const GATHER: [u32; SLOTS] = [3, 0, 4, 4, 1, 2, 0];
+const TOKENS: usize = 5;
+
+/// What to quantize, and how.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    k: usize,
+    element: Element,
+    scale: RowScale,
+    /// Whether rows are slots.
+    slots: bool,
+    /// Whether a slot's row is its token's.
+    gather: bool,
+    second: bool,
+    /// Tokens that a count on the device leaves.
+    device_tokens: Option<usize>,
+}
+
+pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
+    let bench = Bench::new(lab)?;
+    let tokens = |k, element, scale| Request {
+        k,
+        element,
+        scale,
+        slots: false,
+        gather: false,
+        second: false,
+        device_tokens: None,
+    };
+    let slots =
+        |k, element, scale, gather, second| Request { slots: true, gather, second, ..tokens(k, element, scale) };
+    for request in [
+        tokens(80, Element::Bf16, RowScale::PerToken),
+        tokens(64, Element::F16, RowScale::PerToken),
+        tokens(16, Element::F32, RowScale::Static),
+        Request { device_tokens: Some(3), ..tokens(80, Element::Bf16, RowScale::PerTensor) },
+        Request { device_tokens: Some(99), ..tokens(48, Element::F16, RowScale::PerTensor) },
+        slots(80, Element::Bf16, RowScale::Static, true, false),
+        slots(144, Element::F32, RowScale::Static, false, true),
+        slots(80, Element::F16, RowScale::PerToken, true, false),
+        slots(80, Element::F32, RowScale::PerTensor, false, true),
+        // More than a block reads at once.
+        tokens(4112, Element::Bf16, RowScale::PerToken),
+        tokens(4112, Element::F32, RowScale::PerTensor),
+    ] {
+        for seed in 0..2 {
+            run(&bench, request, seed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows whose blocks have all kinds of magnitudes: every tie of the code and of the scale, saturation, zeros, numbers
+/// that underflow; one row is zero, one has an element that is not finite where `element` is wide enough.
+fn rows(request: &Request, count: usize, rng: &mut StdRng) -> Vec<f32> {
+    const TIES: [f32; 16] =
+        [6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0, -0.0];
+    let mut x = Vec::with_capacity(count * request.k);
+    for row in 0..count {
+        for index in 0..request.k / BLOCK {
+            let exponent = 2f32.powi(rng.random_range(-9..4));
+            x.extend((0..BLOCK).map(|i| match (row + index) % 6 {
+                0 => TIES[i] * exponent,
+                // The block's scale is a tie: 1 and an odd number of sixteenths.
+                1 => exponent * if i == 3 { 6.375 } else { rng.random_range(-6f32..6.0) },
+                2 => exponent * if i == 15 { -6.375 * 2f32.powi(-6) } else { rng.random_range(-1f32..1.0) * 0.01 },
+                3 if row == 2 => 0.0,
+                4 => rng.random_range(-1f32..1.0) * 2f32.powi(rng.random_range(-30..-10)),
+                _ => rng.random_range(-2f32..2.0),
+            }));
+        }
+    }
+    if count > 3 {
+        x[request.k..2 * request.k].fill(0.0);
+        x[3 * request.k + request.k - 1] = f32::INFINITY;
+        x[2 * request.k] = f32::NAN;
+    }
+    x
+}
+
+/// The rows in device memory, and what they are there.
+fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBuffer> {
+    match element {
+        Element::F32 => bench.upload(x),
+        Element::Bf16 => {
+            let narrow: Vec<_> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+            x.iter_mut().zip(&narrow).for_each(|(x, narrow)| *x = narrow.to_f32());
+            bench.upload(&narrow)
+        }
+        Element::F16 => {
+            let narrow: Vec<_> = x.iter().map(|x| f16::from_f32(*x)).collect();
+            x.iter_mut().zip(&narrow).for_each(|(x, narrow)| *x = narrow.to_f32());
+            bench.upload(&narrow)
+        }
+    }
+}
+
+fn run(bench: &Bench<'_>, request: Request, seed: u64) -> Result<()> {
+    let Request { k, element, scale, slots, gather, second, device_tokens } = request;
+    let mut rng = StdRng::seed_from_u64(seed + k as u64);
+    let tokens = device_tokens.unwrap_or(TOKENS).min(TOKENS);
+    let bound = if slots { SLOTS } else { TOKENS };
+    let rows_here = if slots { SLOTS } else { tokens };
+    // What is not asked for does not exist.
+    let mut x = rows(&request, if slots && !gather { SLOTS } else { tokens }, &mut rng);
+    let input = upload(bench, element, &mut x)?;
+    let row = |row: usize| {
+        let from = if gather { GATHER[row] as usize } else { row };
+        &x[from * k..(from + 1) * k]
+    };
+
+    let nan = f32::NAN;
+    let scales: Vec<_> = (0..if slots { EXPERTS } else { 1 })
+        .map(|_| {
+            let g = 2f32.powi(rng.random_range(-2..2)) * [1.0, rng.random_range(0.5..1.5)][seed as usize];
+            let (l1_input, l2_input) = if second { (nan, g) } else { (g, nan) };
+            ExpertScales { gate: nan, up: nan, down: nan, l1_input, l2_input }
+        })
+        .collect();
+    let largest = |x: &mut dyn Iterator<Item = &f32>| x.map(|x| block::magnitude_bits(*x)).max().unwrap_or(0);
+    let tensor = largest(&mut x.iter().filter(|x| x.is_finite()));
+    let g: Vec<_> = (0..rows_here)
+        .map(|r| match scale {
+            RowScale::PerToken => block::global_scale(largest(&mut row(r).iter())),
+            RowScale::PerTensor => block::global_scale(tensor),
+            RowScale::Static => {
+                let expert = EXPERT_OFFSET.iter().filter(|&&offset| slots && offset as usize <= r).count();
+                let scales = &scales[expert.saturating_sub(1)];
+                if second { scales.l2_input } else { scales.l1_input }
+            }
+        })
+        .collect();
+
+    let stride = k.next_multiple_of(64);
+    let on_device = bench.upload(&[device_tokens.unwrap_or(0) as u32])?;
+    let (gathered, expert_offset) = (bench.upload(&GATHER)?, bench.upload(&EXPERT_OFFSET)?);
+    let (expert_scales, amax_bits) = (bench.upload(&scales)?, bench.upload(&[0u32])?);
+    let (codes, block_scales) = (bench.room(rows_here * k / 2)?, bench.room(rows_here * k / BLOCK)?);
+    let products = bench.room(rows_here * stride * 2)?;
+    let row_scales = [bench.room(rows_here * 4)?, bench.room(rows_here * 4)?];
+    let to_products = QuantizeParams {
+        tokens: TokenCount {
+            device: if device_tokens.is_some() { on_device.address() } else { 0 },
+            bound: TOKENS as u32,
+            padding: 0,
+        },
+        input: input.address(),
+        gather: if gather { gathered.address() } else { 0 },
+        expert_offset: if slots { expert_offset.address() } else { 0 },
+        expert_scales: expert_scales.address(),
+        amax_bits: amax_bits.address(),
+        output: products.address(),
+        block_scales: 0,
+        row_scales: row_scales[0].address(),
+        k: k as u32,
+        stride: stride as u32,
+        element: element as u32,
+        rows: if slots { Rows::Slot } else { Rows::Token } as u32,
+        row_scale: scale as u32,
+        experts: EXPERTS as u32,
+        second: second.into(),
+        padding: 0,
+    };
+    let to_codes = QuantizeParams {
+        output: codes.address(),
+        block_scales: block_scales.address(),
+        row_scales: row_scales[1].address(),
+        stride: k as u32,
+        ..to_products
+    };
+    let launch = |kernel, blocks: usize, threads, shared_bytes, params| Launch {
+        kernel,
+        grid: [blocks as u32, 1, 1],
+        threads,
+        shared_bytes,
+        params: Params::Quantize(params),
+    };
+    let mut launches = Vec::new();
+    if scale == RowScale::PerTensor {
+        // Fewer blocks than rows, and a gather that it must not need: the largest of all rows is asked for.
+        launches.push(launch("amax", 2, amax::THREADS, 0, to_products));
+    }
+    launches.push(launch("quantize", bound, quantize::THREADS, quantize::SHARED_BYTES, to_products));
+    launches.push(launch("quantize_codes", bound, quantize::THREADS, quantize::SHARED_BYTES, to_codes));
+    // SAFETY: the kernels' threads, grids and shared memory; the buffers have the documented sizes.
+    unsafe { bench.run(&launches)? };
+
+    let (mut all_codes, mut all_scales, mut all_products) = (Vec::new(), Vec::new(), Vec::new());
+    for (r, &g) in g.iter().enumerate() {
+        for x in row(r).as_chunks::<BLOCK>().0 {
+            let block = block::quantize(x, g);
+            all_codes.push(block.codes);
+            all_scales.push(block.scale);
+            all_products.extend((0..BLOCK).map(|i| block.f16(i)));
+        }
+        all_products.resize((r + 1) * stride, 0);
+    }
+    let what = |part: &str| format!("{part}, {request:?}, seed {seed}");
+    let g: Vec<_> = g.iter().map(|g| g.to_bits()).collect();
+    if scale == RowScale::PerTensor {
+        same(&amax_bits, &[tensor], &what("amax"))?;
+    }
+    same(&row_scales[0], &g, &what("row scales"))?;
+    same(&row_scales[1], &g, &what("row scales of codes"))?;
+    same(&block_scales, &all_scales, &what("block scales"))?;
+    same(&codes, bytemuck::cast_slice::<_, u8>(&all_codes), &what("codes"))?;
+    same(&products, &all_products, &what("products"))
+}
