@@ -67,3 +67,14 @@ fn same<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(
     }
     Ok(())
 }
+
+/// [`same`], bit for bit, but for the bits of what is not a number.
+fn same_or_nan(buffer: &DeviceBuffer, expected: &[f32], what: &str) -> Result<()> {
+    let got: Vec<f32> = downloaded(buffer)?;
+    let same = |got: &f32, expected: &f32| got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+    let place = got.iter().zip(expected).position(|(got, expected)| !same(got, expected));
+    if let Some(place) = place {
+        anyhow::bail!("{what}: element {place} is {:e}, but {:e} was expected", got[place], expected[place]);
+    }
+    Ok(())
+}

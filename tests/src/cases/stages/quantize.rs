@@ -1,6 +1,7 @@
 //! The quantizer of rows of tokens and of slots, under every scale, on every element type.
 
 use anyhow::Result;
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe::schedule::{Launch, Params};
@@ -30,6 +31,8 @@ struct Request {
     /// Whether a slot's row is its token's.
     gather: bool,
     second: bool,
+    /// Tokens for which the launch is made.
+    tokens: usize,
     /// Tokens that a count on the device leaves.
     device_tokens: Option<usize>,
 }
@@ -43,6 +46,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         slots: false,
         gather: false,
         second: false,
+        tokens: TOKENS,
         device_tokens: None,
     };
     let slots =
@@ -53,6 +57,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         tokens(16, Element::F32, RowScale::Static),
         Request { device_tokens: Some(3), ..tokens(80, Element::Bf16, RowScale::PerTensor) },
         Request { device_tokens: Some(99), ..tokens(48, Element::F16, RowScale::PerTensor) },
+        Request { device_tokens: Some(0), ..tokens(16, Element::F32, RowScale::PerTensor) },
         slots(80, Element::Bf16, RowScale::Static, true, false),
         slots(144, Element::F32, RowScale::Static, false, true),
         slots(80, Element::F16, RowScale::PerToken, true, false),
@@ -62,10 +67,80 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         tokens(4112, Element::F32, RowScale::PerTensor),
     ] {
         for seed in 0..2 {
-            run(&bench, request, seed)?;
+            let x = rows(&request, rows_of(&request).input, &mut StdRng::seed_from_u64(seed + request.k as u64));
+            run(&bench, request, x, seed)?;
+        }
+    }
+    every_place(&bench)
+}
+
+/// Rows of one block in which one element after the other is the one that matters: the largest, or not finite.
+fn every_place(bench: &Bench<'_>) -> Result<()> {
+    let mut rng = StdRng::seed_from_u64(0);
+    let mut rows: Vec<f32> = (0..64 * BLOCK).map(|_| rng.random_range(-0.7..0.7)).collect();
+    for (row, x) in rows.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+        x[row % BLOCK] = [-61.25, 0.75, f32::INFINITY, f32::NAN][row / BLOCK];
+    }
+    for element in [Element::Bf16, Element::F16, Element::F32] {
+        let request = Request {
+            k: BLOCK,
+            element,
+            scale: RowScale::PerToken,
+            slots: false,
+            gather: false,
+            second: false,
+            tokens: 64,
+            device_tokens: None,
+        };
+        run(bench, request, rows.clone(), 0)?;
+        for (row, x) in rows.as_chunks::<BLOCK>().0.iter().enumerate() {
+            amax_of_one(bench, element, x, row)?;
         }
     }
     Ok(())
+}
+
+/// What `amax` gathers from a single block.
+fn amax_of_one(bench: &Bench<'_>, element: Element, x: &[f32; BLOCK], row: usize) -> Result<()> {
+    let mut x = x.to_vec();
+    let (input, amax_bits) = (upload(bench, element, &mut x)?, bench.upload(&[0u32])?);
+    let params = QuantizeParams {
+        tokens: TokenCount { device: 0, bound: 1, padding: 0 },
+        input: input.address(),
+        amax_bits: amax_bits.address(),
+        k: BLOCK as u32,
+        element: element as u32,
+        rows: Rows::Token as u32,
+        ..QuantizeParams::zeroed()
+    };
+    let launch = Launch {
+        kernel: "amax",
+        grid: [1; 3],
+        threads: amax::THREADS,
+        shared_bytes: 0,
+        params: Params::Quantize(params),
+    };
+    // SAFETY: the kernel's threads; it reads one row and raises one number.
+    unsafe { bench.run(&[launch])? };
+    same(&amax_bits, &[largest_finite(&x)], &format!("amax of one block, {element:?}, row {row}"))
+}
+
+/// Bits of the largest finite magnitude.
+fn largest_finite(x: &[f32]) -> u32 {
+    x.iter().filter(|x| x.is_finite()).map(|x| block::magnitude_bits(*x)).max().unwrap_or(0)
+}
+
+/// How many rows there are to read and to write.
+struct RowCounts {
+    input: usize,
+    output: usize,
+}
+
+/// What is not asked for does not exist.
+fn rows_of(request: &Request) -> RowCounts {
+    let tokens = request.device_tokens.unwrap_or(request.tokens).min(request.tokens);
+    let output = if request.slots { SLOTS } else { tokens };
+    RowCounts { input: if request.gather { tokens } else { output }, output }
 }
 
 /// Rows whose blocks have all kinds of magnitudes: every tie of the code and of the scale, saturation, zeros, numbers
@@ -113,14 +188,11 @@ fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBu
     }
 }
 
-fn run(bench: &Bench<'_>, request: Request, seed: u64) -> Result<()> {
+fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Result<()> {
     let Request { k, element, scale, slots, gather, second, device_tokens } = request;
     let mut rng = StdRng::seed_from_u64(seed + k as u64);
-    let tokens = device_tokens.unwrap_or(TOKENS).min(TOKENS);
-    let bound = if slots { SLOTS } else { TOKENS };
-    let rows_here = if slots { SLOTS } else { tokens };
-    // What is not asked for does not exist.
-    let mut x = rows(&request, if slots && !gather { SLOTS } else { tokens }, &mut rng);
+    let bound = if slots { SLOTS } else { request.tokens };
+    let rows_here = rows_of(&request).output;
     let input = upload(bench, element, &mut x)?;
     let row = |row: usize| {
         let from = if gather { GATHER[row] as usize } else { row };
@@ -136,7 +208,7 @@ fn run(bench: &Bench<'_>, request: Request, seed: u64) -> Result<()> {
         })
         .collect();
     let largest = |x: &mut dyn Iterator<Item = &f32>| x.map(|x| block::magnitude_bits(*x)).max().unwrap_or(0);
-    let tensor = largest(&mut x.iter().filter(|x| x.is_finite()));
+    let tensor = largest_finite(&x);
     let g: Vec<_> = (0..rows_here)
         .map(|r| match scale {
             RowScale::PerToken => block::global_scale(largest(&mut row(r).iter())),
@@ -159,7 +231,7 @@ fn run(bench: &Bench<'_>, request: Request, seed: u64) -> Result<()> {
     let to_products = QuantizeParams {
         tokens: TokenCount {
             device: if device_tokens.is_some() { on_device.address() } else { 0 },
-            bound: TOKENS as u32,
+            bound: request.tokens as u32,
             padding: 0,
         },
         input: input.address(),

@@ -49,11 +49,17 @@ fn requests() -> Vec<Request> {
         request(9, 2, 5, 2, 40, 29, 32, Ids::Any),
         request(6, 1, 4, 2, 33, 33, 8, Ids::Elsewhere),
         request(6, 1, 4, 2, 33, 33, 8, Ids::Last),
+        // No token, though there could be some.
+        request(9, 2, 5, 2, 40, 0, 32, Ids::Any),
+        // A whole chunk, from expert 0 on.
+        request(6, 0, 6, 2, 1024, 1024, 8, Ids::Any),
         // More experts than a block has threads.
         request(320, 7, 300, 8, 70, 70, 8, Ids::Any),
         // Several chunks, the last with one entry; a count on the device that is too large.
         request(70, 1, 65, 3, 1366, 9999, 64, Ids::Any),
         request(3, 1, 2, 2, 1024, 1024, 128, Ids::Any),
+        // Many chunks, in every remainder of a sum over 16 at a time.
+        request(3, 0, 2, 1, 31 * 2048 - 5, 31 * 2048 - 5, 128, Ids::Any),
         // The last chunk has no entry.
         request(300, 4, 290, 3, 1500, 600, 16, Ids::Any),
     ]
