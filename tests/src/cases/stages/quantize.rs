@@ -189,7 +189,7 @@ fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBu
 }
 
 fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Result<()> {
-    let Request { k, element, scale, slots, gather, second, device_tokens } = request;
+    let Request { k, element, scale, slots, gather, second, device_tokens, .. } = request;
     let mut rng = StdRng::seed_from_u64(seed + k as u64);
     let bound = if slots { SLOTS } else { request.tokens };
     let rows_here = rows_of(&request).output;
