@@ -12,6 +12,7 @@ use nvfp4_moe_device::kernels::grouped_gemm::sm80;
 use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
+use super::super::device_kernels::downloaded;
 use super::super::device_layout::{place, spread_codes};
 use super::super::setup::{Matrix, OAI, SWIGLU};
 use super::route::tile_offsets;
@@ -58,12 +59,17 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Down, SWIGLU, 16, 128, &[2], true),
         request(Epilogue::Ungated, Activation::Relu2, 80, 16, &[7], true),
         request(Epilogue::Ungated, Activation::Relu2, 16, 16, &[3], false),
-        // No layer asks for these, but they mean something: a gate of 0.
+        // No layer asks for these, but they mean something: a gate that is not looked at, or is 0.
+        request(Epilogue::Gated, Activation::Relu2, 16, 64, &[5], false),
         request(Epilogue::Ungated, OAI, 16, 16, &[3], false),
         request(Epilogue::Ungated, limited, 16, 16, &[3], false),
     ];
-    for (index, request) in requests.iter().enumerate() {
-        run(&bench, VARIANT, request, &mut StdRng::seed_from_u64(index as u64))?;
+    // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K.
+    let copied_at_once = sm80::THREADS as usize / tile.chunks();
+    let last_rows = (1..=(slots / copied_at_once).max(1))
+        .map(|copies| request(Epilogue::Down, SWIGLU, 16, 176, &[(copies * copied_at_once).min(slots)], false));
+    for (index, request) in requests.into_iter().chain(last_rows).enumerate() {
+        run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
     }
     Ok(())
 }
@@ -185,7 +191,11 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
             expected.push(result(epilogue, &activation, sums, row_scales[row], &expert_scales[expert]));
         }
     }
-    same_or_nan(&output, &expected, &format!("variant {variant}, {epilogue:?}, k {k}, slots {:?}", request.slots))
+    same_or_nan(
+        downloaded(&output)?,
+        &expected,
+        &format!("variant {variant}, {epilogue:?}, k {k}, slots {:?}", request.slots),
+    )
 }
 
 /// The dot product of a row with activations in quarters, exact in f32 whatever the order.

@@ -69,8 +69,7 @@ fn same<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(
 }
 
 /// [`same`], bit for bit, but for the bits of what is not a number.
-fn same_or_nan(buffer: &DeviceBuffer, expected: &[f32], what: &str) -> Result<()> {
-    let got: Vec<f32> = downloaded(buffer)?;
+fn same_or_nan(got: Vec<f32>, expected: &[f32], what: &str) -> Result<()> {
     let same = |got: &f32, expected: &f32| got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
     let place = got.iter().zip(expected).position(|(got, expected)| !same(got, expected));
     if let Some(place) = place {

@@ -71,15 +71,37 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
             run(&bench, request, x, seed)?;
         }
     }
+    every_warp(&bench)?;
     every_place(&bench)
+}
+
+/// Rows as long as a block reads at once, whose largest element is one warp's after the other.
+fn every_warp(bench: &Bench<'_>) -> Result<()> {
+    let (k, warps) = (quantize::THREADS as usize * BLOCK, quantize::THREADS as usize / 32);
+    let mut x: Vec<f32> = (0..warps * k).map(|i| (i % 13) as f32 / 16.0).collect();
+    for warp in 0..warps {
+        x[warp * k + warp * 32 * BLOCK + 77] = -40.0 - warp as f32;
+    }
+    let request = Request {
+        k,
+        element: Element::Bf16,
+        scale: RowScale::PerToken,
+        slots: false,
+        gather: false,
+        second: false,
+        tokens: warps,
+        device_tokens: None,
+    };
+    run(bench, request, x, 0)
 }
 
 /// Rows of one block in which one element after the other is the one that matters: the largest, or not finite.
 fn every_place(bench: &Bench<'_>) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(0);
-    let mut rows: Vec<f32> = (0..64 * BLOCK).map(|_| rng.random_range(-0.7..0.7)).collect();
+    const SPECIAL: [f32; 6] = [-61.25, 0.75, 65504.0, f32::MAX, f32::INFINITY, f32::NAN];
+    let mut rows: Vec<f32> = (0..SPECIAL.len() * BLOCK * BLOCK).map(|_| rng.random_range(-0.7..0.7)).collect();
     for (row, x) in rows.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-        x[row % BLOCK] = [-61.25, 0.75, f32::INFINITY, f32::NAN][row / BLOCK];
+        x[row % BLOCK] = SPECIAL[row / BLOCK];
     }
     for element in [Element::Bf16, Element::F16, Element::F32] {
         let request = Request {
@@ -89,7 +111,7 @@ fn every_place(bench: &Bench<'_>) -> Result<()> {
             slots: false,
             gather: false,
             second: false,
-            tokens: 64,
+            tokens: SPECIAL.len() * BLOCK,
             device_tokens: None,
         };
         run(bench, request, rows.clone(), 0)?;
@@ -270,6 +292,8 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         // Fewer blocks than rows, and a gather that it must not need: the largest of all rows is asked for.
         launches.push(launch("amax", 2, amax::THREADS, 0, to_products));
     }
+    // One block too many, which must do nothing.
+    let bound = bound + 1;
     launches.push(launch("quantize", bound, quantize::THREADS, quantize::SHARED_BYTES, to_products));
     launches.push(launch("quantize_codes", bound, quantize::THREADS, quantize::SHARED_BYTES, to_codes));
     // SAFETY: the kernels' threads, grids and shared memory; the buffers have the documented sizes.

@@ -41,7 +41,9 @@ fn requests() -> Vec<Request> {
         token_tile,
         ids,
     };
-    vec![
+    // The last entry in each of a warp's groups of 32.
+    let last_entries = (0..8).map(|group| request(3, 1, 2, 1, 32 * group + 5, 32 * group + 5, 8, Ids::Any));
+    let others = [
         request(5, 1, 3, 3, 7, 7, 8, Ids::Any),
         request(1, 0, 1, 1, 1, 1, 16, Ids::Any),
         request(5, 2, 0, 2, 3, 3, 8, Ids::Any),
@@ -62,7 +64,8 @@ fn requests() -> Vec<Request> {
         request(3, 0, 2, 1, 31 * 2048 - 5, 31 * 2048 - 5, 128, Ids::Any),
         // The last chunk has no entry.
         request(300, 4, 290, 3, 1500, 600, 16, Ids::Any),
-    ]
+    ];
+    others.into_iter().chain(last_entries).collect()
 }
 
 fn ids(request: &Request, rng: &mut StdRng) -> Vec<i32> {
