@@ -128,7 +128,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     let nan = f32::NAN;
     // From products that vanish to such that leave the range of e^x; the last row has no number at all.
     let scale = |rng: &mut StdRng| rng.random_range(0.5f32..2.0) / 64.0;
-    let mut row_scales: Vec<f32> = (0..rows).map(|row| scale(rng) * 2f32.powi(4 * (row % 4) as i32 - 6)).collect();
+    let mut row_scales: Vec<f32> = (0..rows).map(|row| scale(rng) * 2f32.powi(6 * (row % 4) as i32 - 8)).collect();
     if let Some(last) = row_scales[rows.min(1)..].last_mut() {
         *last = nan;
     }
@@ -139,7 +139,11 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
             ExpertScales { gate, up, down: used(epilogue == Epilogue::Down), l1_input: nan, l2_input: nan }
         })
         .collect();
-    let activation = activation_params(request.activation);
+    let mut activation = activation_params(request.activation);
+    if !matches!(request.activation, Activation::SwiGluOai { .. }) {
+        // Only the one activation has them.
+        (activation.alpha, activation.beta) = (nan, nan);
+    }
 
     let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed(matrices)).collect();
     let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);

@@ -62,6 +62,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         slots(144, Element::F32, RowScale::Static, false, true),
         slots(80, Element::F16, RowScale::PerToken, true, false),
         slots(80, Element::F32, RowScale::PerTensor, false, true),
+        slots(80, Element::Bf16, RowScale::PerTensor, false, false),
         // More than a block reads at once.
         tokens(4112, Element::Bf16, RowScale::PerToken),
         tokens(4112, Element::F32, RowScale::PerTensor),
@@ -118,8 +119,26 @@ fn every_place(bench: &Bench<'_>) -> Result<()> {
         for (row, x) in rows.as_chunks::<BLOCK>().0.iter().enumerate() {
             amax_of_one(bench, element, x, row)?;
         }
+        amax_of_one(bench, element, &[0.0; BLOCK], rows.len())?;
+        // Every place just above and just below a tie, under a scale of 1 or so: the last bit decides.
+        let mut ties = vec![0.0; 2 * BLOCK * BLOCK];
+        for (row, x) in ties.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            (x[row % BLOCK], x[(row + 1) % BLOCK]) = (beside(element, [0.25, 0.75][row / BLOCK], row < BLOCK), 6.0);
+        }
+        run(bench, Request { scale: RowScale::Static, tokens: 2 * BLOCK, ..request }, ties, 0)?;
     }
     Ok(())
+}
+
+/// The number next to a power of two or its 1.5-fold, above or below.
+fn beside(element: Element, x: f32, above: bool) -> f32 {
+    let digits = match element {
+        Element::Bf16 => 7,
+        Element::F16 => 10,
+        Element::F32 => 23,
+    };
+    let step = 1 << (23 - digits);
+    f32::from_bits(if above { x.to_bits() + step } else { x.to_bits() - step })
 }
 
 /// What `amax` gathers from a single block.
