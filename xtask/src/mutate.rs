@@ -59,8 +59,11 @@ struct Mutant {
     statement: Statement,
     /// What stands in the statement's place.
     after: String,
-    /// The statement behind it, which may be what makes the mutation change nothing.
+    /// The statements around it, which may be what makes the mutation change nothing.
+    previous: String,
     next: String,
+    /// Whether it stands before the kernel's first barrier of the block.
+    before_barrier: bool,
 }
 
 impl Mutant {
@@ -114,11 +117,16 @@ fn chosen(arguments: &Arguments, ptx: &str) -> Result<Vec<Mutant>> {
         if !wanted(&arguments.kernels, &statement.kernel) {
             continue;
         }
-        let next = statements.get(index + 1).map_or_else(String::new, Statement::text);
+        let text_at = |index: usize| statements.get(index).map_or_else(String::new, Statement::text);
+        let (previous, next) = (text_at(index.wrapping_sub(1)), text_at(index + 1));
+        let is_barrier = |other: &&Statement| other.kernel == statement.kernel && other.opcode == "bar.sync";
+        let first_barrier = statements.iter().find(is_barrier).map_or(u32::MAX, |barrier| barrier.line);
+        let before_barrier = statement.line < first_barrier;
         for (kind, after) in kinds::mutations(statement) {
             if wanted(&arguments.kinds, kind.label()) {
-                let mutant = Mutant { kind, statement: statement.clone(), after, next: next.clone() };
-                groups.entry((statement.kernel.clone(), kind)).or_default().push(mutant);
+                let (statement, previous, next) = (statement.clone(), previous.clone(), next.clone());
+                let mutant = Mutant { kind, statement, after, previous, next, before_barrier };
+                groups.entry((mutant.statement.kernel.clone(), kind)).or_default().push(mutant);
             }
         }
     }

@@ -14,9 +14,14 @@ struct Rule {
     kernel: String,
     before: String,
     after: String,
-    /// The instruction behind the mutated one, where the reason needs it.
+    /// The instructions before and behind the mutated one, where the reason needs them.
+    #[serde(default = "anything")]
+    previous: String,
     #[serde(default = "anything")]
     next: String,
+    /// Whether the rule holds only before the kernel's first barrier of the block.
+    #[serde(default)]
+    before_barrier: bool,
     reason: String,
 }
 
@@ -43,13 +48,15 @@ impl Accepted {
 
     /// Why a mutation changes nothing, if that is known.
     pub(super) fn reason(&self, mutant: &Mutant) -> Option<&str> {
-        let [before, after, next] =
-            [&mutant.statement.text(), &mutant.after, &mutant.next].map(|text| without_numbers(text));
+        let [before, after, previous, next] =
+            [&mutant.statement.text(), &mutant.after, &mutant.previous, &mutant.next].map(|text| without_numbers(text));
         let fits = |rule: &&Rule| {
             matches(&rule.kernel, &mutant.statement.kernel)
                 && matches(&rule.before, &before)
                 && matches(&rule.after, &after)
+                && matches(&rule.previous, &previous)
                 && matches(&rule.next, &next)
+                && (mutant.before_barrier || !rule.before_barrier)
         };
         self.rules.iter().find(fits).map(|rule| rule.reason.as_str())
     }

@@ -264,7 +264,6 @@ impl SharedMemory {
     }
 
     /// Bytes as the async proxy reads them for `thread`.
-    #[allow(dead_code, reason = "wgmma and bulk stores will read through the async proxy")]
     pub(crate) fn load_async(&mut self, address: u32, out: &mut [u8], thread: u32) -> Result<(), SharedFault> {
         if self.is_generic(address, out.len()) {
             return Err(SharedFault::Proxy);

@@ -27,6 +27,10 @@ BUG
 AGAIN: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0;
 @!%p1 bra AGAIN;";
 
+const STORE_BULK: &str = "st.shared.v4.b32 [%r2], {%r1, %r1, %r1, %r1};
+fence.proxy.async;
+cp.async.bulk.global.shared::cta.bulk_group BUG, 16; // here";
+
 pub(super) const PAIRS: &[Pair] = &[
     Pair::of(OutOfBounds, "a load behind the end", EACH_LOADS, ["16", "8"], Data(256), [1, 32], [0, 16]),
     Pair::of(
@@ -256,6 +260,20 @@ pub(super) const PAIRS: &[Pair] = &[
         Shared(8),
         [1, 32],
         [0, 1],
+    ),
+    Pair::one(
+        OutOfBounds,
+        "a bulk copy to behind the end of global memory",
+        STORE_BULK,
+        ["[%rd1+256], [%r2]", "[%rd1+240], [%r2]"],
+        Data(256),
+    ),
+    Pair::one(
+        Misaligned,
+        "a bulk copy to 8 of global memory",
+        STORE_BULK,
+        ["[%rd1+8], [%r2]", "[%rd1+16], [%r2]"],
+        Data(8),
     ),
 ];
 

@@ -1,6 +1,6 @@
 //! Shared memory that ordinary stores wrote and the async proxy uses.
 
-use nvfp4_moe_emulator::FindingKind::ProxyFence;
+use nvfp4_moe_emulator::FindingKind::{ProxyFence, SharedRace};
 
 use super::At::Shared;
 use super::{Pair, check};
@@ -38,6 +38,18 @@ AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0;
 @!%p2 bra AGAIN;
 END: ret;";
 
+/// All threads store, thread 0 copies it to global memory.
+const STORED: &str = "setp.eq.u32 %p1, %r1, 0;
+shl.b32 %r3, %r1, 2;
+add.u32 %r3, %r3, %r2;
+st.shared.b32 [%r3], %r1;
+BUG
+@!%p1 bra END;
+cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 256; // here
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group.read 0;
+END: ret;";
+
 pub(super) const PAIRS: &[Pair] = &[
     Pair::one(
         ProxyFence,
@@ -69,6 +81,33 @@ pub(super) const PAIRS: &[Pair] = &[
         STORED_BY_OTHERS,
         ["@%p1 fence.proxy.async.shared::cta;\nbar.sync 0;", "bar.sync 0;\nfence.proxy.async.shared::cta;"],
         Shared(16),
+        [1, 64],
+        [0, 0],
+    ),
+    Pair::of(
+        ProxyFence,
+        "a store that the async proxy reads",
+        STORED,
+        ["bar.sync 0;", "fence.proxy.async;\nbar.sync 0;"],
+        Shared(0),
+        [1, 64],
+        [0, 0],
+    ),
+    Pair::of(
+        ProxyFence,
+        "a fence of the reader alone, before the barrier",
+        STORED,
+        ["@%p1 fence.proxy.async;\nbar.sync 0;", "fence.proxy.async;\nbar.sync 0;"],
+        Shared(0),
+        [1, 64],
+        [0, 0],
+    ),
+    Pair::of(
+        SharedRace,
+        "a fence without a barrier",
+        STORED,
+        ["fence.proxy.async;", "fence.proxy.async;\nbar.sync 0;"],
+        Shared(0),
         [1, 64],
         [0, 0],
     ),
