@@ -111,6 +111,10 @@ fn chosen(arguments: &Arguments, ptx: &str) -> Result<Vec<Mutant>> {
     for kernel in &arguments.kernels {
         ensure!(statements.iter().any(|statement| statement.kernel == *kernel), "there is no kernel {kernel}");
     }
+    let mut first_barriers: BTreeMap<&str, u32> = BTreeMap::new();
+    for barrier in statements.iter().filter(|statement| statement.opcode == "bar.sync") {
+        first_barriers.entry(&barrier.kernel).or_insert(barrier.line);
+    }
     let wanted = |names: &[String], name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     let mut groups: BTreeMap<(String, Kind), Vec<Mutant>> = BTreeMap::new();
     for (index, statement) in statements.iter().enumerate() {
@@ -119,9 +123,8 @@ fn chosen(arguments: &Arguments, ptx: &str) -> Result<Vec<Mutant>> {
         }
         let text_at = |index: usize| statements.get(index).map_or_else(String::new, Statement::text);
         let (previous, next) = (text_at(index.wrapping_sub(1)), text_at(index + 1));
-        let is_barrier = |other: &&Statement| other.kernel == statement.kernel && other.opcode == "bar.sync";
-        let first_barrier = statements.iter().find(is_barrier).map_or(u32::MAX, |barrier| barrier.line);
-        let before_barrier = statement.line < first_barrier;
+        let first_barrier = first_barriers.get(statement.kernel.as_str());
+        let before_barrier = first_barrier.is_none_or(|barrier| statement.line < *barrier);
         for (kind, after) in kinds::mutations(statement) {
             if wanted(&arguments.kinds, kind.label()) {
                 let (statement, previous, next) = (statement.clone(), previous.clone(), next.clone());

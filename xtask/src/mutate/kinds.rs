@@ -172,8 +172,7 @@ fn elements(vector: &str) -> Option<Vec<String>> {
 }
 
 fn fragments(s: &Statement) -> Vec<(Kind, String)> {
-    let matrix = matches!(s.name(), "mma" | "wgmma" | "ldmatrix" | "stmatrix");
-    if !matrix && !(matches!(s.name(), "ld" | "st") && s.operands.iter().any(|operand| operand.starts_with('{'))) {
+    if !matches!(s.name(), "mma" | "wgmma" | "ldmatrix" | "stmatrix" | "ld" | "st") {
         return Vec::new();
     }
     let scaled = s.opcode.contains("block_scale");
@@ -298,7 +297,7 @@ fn constants(s: &Statement) -> Vec<(Kind, String)> {
         "and" | "or" | "xor" => {
             // The lowest bit that the mask has, and the one above its highest.
             for index in 1..s.operands.len() {
-                found.extend(replaced(s, index, |mask| mask & (mask - 1)).map(|text| (Kind::Mask, text)));
+                found.extend(replaced(s, index, |mask| mask & mask.wrapping_sub(1)).map(|text| (Kind::Mask, text)));
                 let wider = |mask: i64| mask | (mask.unsigned_abs() + 1).next_power_of_two() as i64;
                 found.extend(replaced(s, index, wider).map(|text| (Kind::Mask, text)));
             }

@@ -82,7 +82,7 @@ impl Execute for Group {
 
 /// The size of a copy, which must fit the instruction, as must the addresses.
 fn checked_size(lane: usize, size: u64, to: u64, from: u64) -> Result<usize, Fault> {
-    if size == 0 || size % 16 != 0 || size >= 1 << 20 {
+    if size == 0 || !size.is_multiple_of(16) || size >= 1 << 20 {
         return Err(fault(FindingKind::Operand, 1 << lane, format!("a bulk copy of {size} bytes")));
     }
     for (address, what) in [(to, "destination"), (from, "source")] {

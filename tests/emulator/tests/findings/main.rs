@@ -202,7 +202,7 @@ fn unknown_instructions_are_named() {
         let text = format!(
             ".version 8.0\n.target sm_80\n.visible .entry k() {{ .reg .b32 %r<8>; .reg .b64 %rd<8>;\n{body} ret; }}"
         );
-        let error = Module::parse(&text).err().expect(body);
+        let error = Module::parse(&text).expect_err(body);
         let EmulatorError::UnknownInstruction { kernel, line, reason: found, .. } = &error else { panic!("{error}") };
         assert_eq!((kernel.as_str(), *line), ("k", 4));
         assert!(found.contains(reason), "{error}");
