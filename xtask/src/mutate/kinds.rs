@@ -324,6 +324,9 @@ fn constants(s: &Statement) -> Vec<(Kind, String)> {
                 found.push((Kind::ByteCount, text));
             }
         }
+        "mov" if s.has("pred") => {
+            found.extend(replaced(s, 1, |value| if value == 0 { -1 } else { 0 }).map(|text| (Kind::Constant, text)));
+        }
         "add" | "sub" | "mul" | "mad" | "min" | "max" | "mov" | "bfe" | "bfi" | "div" | "rem" | "selp" | "fma"
         | "shfl" | "mbarrier" => {
             for index in 1..s.operands.len() {

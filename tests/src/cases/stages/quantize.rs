@@ -12,10 +12,10 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{Bench, Lab, same};
 
-/// First slot of each expert; the second has none.
-const EXPERT_OFFSET: [u32; 5] = [0, 2, 2, 3, 7];
-const EXPERTS: usize = EXPERT_OFFSET.len() - 1;
-const SLOTS: usize = EXPERT_OFFSET[EXPERTS] as usize;
+/// First slot of each expert; the second of four has none.
+const FOUR_EXPERTS: &[u32] = &[0, 2, 2, 3, SLOTS as u32];
+const TWO_EXPERTS: &[u32] = &[0, 3, SLOTS as u32];
+const SLOTS: usize = 7;
 /// Input row of each slot where rows are gathered.
 const GATHER: [u32; SLOTS] = [3, 0, 4, 4, 1, 2, 0];
 const TOKENS: usize = 5;
@@ -26,8 +26,8 @@ struct Request {
     k: usize,
     element: Element,
     scale: RowScale,
-    /// Whether rows are slots.
-    slots: bool,
+    /// Whether rows are slots, and of which experts.
+    slots: Option<&'static [u32]>,
     /// Whether a slot's row is its token's.
     gather: bool,
     second: bool,
@@ -43,14 +43,18 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         k,
         element,
         scale,
-        slots: false,
+        slots: None,
         gather: false,
         second: false,
         tokens: TOKENS,
         device_tokens: None,
     };
-    let slots =
-        |k, element, scale, gather, second| Request { slots: true, gather, second, ..tokens(k, element, scale) };
+    let slots = |k, element, scale, gather, second| Request {
+        slots: Some(FOUR_EXPERTS),
+        gather,
+        second,
+        ..tokens(k, element, scale)
+    };
     for request in [
         tokens(80, Element::Bf16, RowScale::PerToken),
         tokens(64, Element::F16, RowScale::PerToken),
@@ -60,6 +64,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         Request { device_tokens: Some(0), ..tokens(16, Element::F32, RowScale::PerTensor) },
         slots(80, Element::Bf16, RowScale::Static, true, false),
         slots(144, Element::F32, RowScale::Static, false, true),
+        Request { slots: Some(TWO_EXPERTS), ..slots(16, Element::F32, RowScale::Static, false, true) },
         slots(80, Element::F16, RowScale::PerToken, true, false),
         slots(80, Element::F32, RowScale::PerTensor, false, true),
         slots(80, Element::Bf16, RowScale::PerTensor, false, false),
@@ -70,6 +75,12 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         for seed in 0..2 {
             let x = rows(&request, rows_of(&request).input, &mut StdRng::seed_from_u64(seed + request.k as u64));
             run(&bench, request, x, seed)?;
+        }
+    }
+    // Nothing, and so little that the scale would be 0.
+    for scale in [RowScale::PerToken, RowScale::PerTensor] {
+        for x in [0.0, f32::from_bits(3)] {
+            run(&bench, tokens(16, Element::F32, scale), vec![x; TOKENS * 16], 0)?;
         }
     }
     every_warp(&bench)?;
@@ -87,7 +98,7 @@ fn every_warp(bench: &Bench<'_>) -> Result<()> {
         k,
         element: Element::Bf16,
         scale: RowScale::PerToken,
-        slots: false,
+        slots: None,
         gather: false,
         second: false,
         tokens: warps,
@@ -109,7 +120,7 @@ fn every_place(bench: &Bench<'_>) -> Result<()> {
             k: BLOCK,
             element,
             scale: RowScale::PerToken,
-            slots: false,
+            slots: None,
             gather: false,
             second: false,
             tokens: SPECIAL.len() * BLOCK,
@@ -121,16 +132,21 @@ fn every_place(bench: &Bench<'_>) -> Result<()> {
         }
         amax_of_one(bench, element, &[0.0; BLOCK], rows.len())?;
         // Every place just above and just below a tie, under a scale of 1 or so: the last bit decides.
-        let mut ties = vec![0.0; 2 * BLOCK * BLOCK];
+        let mut ties = vec![0.0; 3 * BLOCK * BLOCK];
         for (row, x) in ties.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-            (x[row % BLOCK], x[(row + 1) % BLOCK]) = (beside(element, [0.25, 0.75][row / BLOCK], row < BLOCK), 6.0);
+            (x[row % BLOCK], x[(row + 1) % BLOCK]) = match row / BLOCK {
+                0 => (beside(element, 0.25, true), 6.0),
+                1 => (beside(element, 0.75, false), 6.0),
+                // Here it is the scale that is a tie.
+                _ => (beside(element, 6.375, true), 0.0),
+            };
         }
-        run(bench, Request { scale: RowScale::Static, tokens: 2 * BLOCK, ..request }, ties, 0)?;
+        run(bench, Request { scale: RowScale::Static, tokens: 3 * BLOCK, ..request }, ties, 0)?;
     }
     Ok(())
 }
 
-/// The number next to a power of two or its 1.5-fold, above or below.
+/// The number next to a number that has no more than 8 digits, above or below.
 fn beside(element: Element, x: f32, above: bool) -> f32 {
     let digits = match element {
         Element::Bf16 => 7,
@@ -180,7 +196,7 @@ struct RowCounts {
 /// What is not asked for does not exist.
 fn rows_of(request: &Request) -> RowCounts {
     let tokens = request.device_tokens.unwrap_or(request.tokens).min(request.tokens);
-    let output = if request.slots { SLOTS } else { tokens };
+    let output = if request.slots.is_some() { SLOTS } else { tokens };
     RowCounts { input: if request.gather { tokens } else { output }, output }
 }
 
@@ -232,7 +248,7 @@ fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBu
 fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Result<()> {
     let Request { k, element, scale, slots, gather, second, device_tokens, .. } = request;
     let mut rng = StdRng::seed_from_u64(seed + k as u64);
-    let bound = if slots { SLOTS } else { request.tokens };
+    let bound = if slots.is_some() { SLOTS } else { request.tokens };
     let rows_here = rows_of(&request).output;
     let input = upload(bench, element, &mut x)?;
     let row = |row: usize| {
@@ -241,7 +257,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
     };
 
     let nan = f32::NAN;
-    let scales: Vec<_> = (0..if slots { EXPERTS } else { 1 })
+    let scales: Vec<_> = (0..slots.map_or(1, |offsets| offsets.len() - 1))
         .map(|_| {
             let g = 2f32.powi(rng.random_range(-2..2)) * [1.0, rng.random_range(0.5..1.5)][seed as usize];
             let (l1_input, l2_input) = if second { (nan, g) } else { (g, nan) };
@@ -255,7 +271,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
             RowScale::PerToken => block::global_scale(largest(&mut row(r).iter())),
             RowScale::PerTensor => block::global_scale(tensor),
             RowScale::Static => {
-                let expert = EXPERT_OFFSET.iter().filter(|&&offset| slots && offset as usize <= r).count();
+                let expert = slots.unwrap_or(&[]).iter().filter(|&&offset| offset as usize <= r).count();
                 let scales = &scales[expert.saturating_sub(1)];
                 if second { scales.l2_input } else { scales.l1_input }
             }
@@ -264,7 +280,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
 
     let stride = k.next_multiple_of(64);
     let on_device = bench.upload(&[device_tokens.unwrap_or(0) as u32])?;
-    let (gathered, expert_offset) = (bench.upload(&GATHER)?, bench.upload(&EXPERT_OFFSET)?);
+    let (gathered, expert_offset) = (bench.upload(&GATHER)?, bench.upload(slots.unwrap_or(&[]))?);
     let (expert_scales, amax_bits) = (bench.upload(&scales)?, bench.upload(&[0u32])?);
     let (codes, block_scales) = (bench.room(rows_here * k / 2)?, bench.room(rows_here * k / BLOCK)?);
     let products = bench.room(rows_here * stride * 2)?;
@@ -277,7 +293,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         },
         input: input.address(),
         gather: if gather { gathered.address() } else { 0 },
-        expert_offset: if slots { expert_offset.address() } else { 0 },
+        expert_offset: expert_offset.address(),
         expert_scales: expert_scales.address(),
         amax_bits: amax_bits.address(),
         output: products.address(),
@@ -286,9 +302,9 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         k: k as u32,
         stride: stride as u32,
         element: element as u32,
-        rows: if slots { Rows::Slot } else { Rows::Token } as u32,
+        rows: if slots.is_some() { Rows::Slot } else { Rows::Token } as u32,
         row_scale: scale as u32,
-        experts: EXPERTS as u32,
+        experts: slots.map_or(0, |offsets| offsets.len() as u32 - 1),
         second: second.into(),
         padding: 0,
     };

@@ -55,8 +55,9 @@ pub(in crate::cases) fn read_all(lab: &Lab<'_>) -> Result<()> {
     // Four passes at once, then a few one by one, the last of them not whole.
     for bytes in [4 * pass, 4 * pass + 2 * pass + 48, pass + 16, 16] {
         let words = bytes / 4;
-        let places = (0..16).map(|i| i * words / 16 + i % 4).chain([words - 1]).filter(|place| *place < words);
-        for place in places.map(Some).chain([None]) {
+        let ends = (1..=words * 4 / pass).map(|passes| passes * pass / 4 - 1);
+        let places = (0..16).map(|i| i * words / 16 + i % 4).chain(ends).chain([words - 1]);
+        for place in places.filter(|place| *place < words).map(Some).chain([None]) {
             let mut data = vec![0u32; words];
             if let Some(place) = place {
                 data[place] = UNLIKELY;
