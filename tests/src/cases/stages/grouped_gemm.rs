@@ -67,8 +67,10 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     ];
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K.
     let copied_at_once = sm80::THREADS as usize / tile.chunks();
-    let last_rows = (1..=(slots / copied_at_once).max(1))
-        .map(|copies| request(Epilogue::Down, SWIGLU, 16, 176, &[(copies * copied_at_once).min(slots)], false));
+    let last_rows = (1..=(slots / copied_at_once).max(1)).flat_map(|copies| {
+        let slots = (copies * copied_at_once).min(slots);
+        [false, true].map(|gather| request(Epilogue::Down, SWIGLU, 16, 176, &[slots], gather))
+    });
     for (index, request) in requests.into_iter().chain(last_rows).enumerate() {
         run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
     }
