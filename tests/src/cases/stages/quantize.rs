@@ -131,17 +131,20 @@ fn every_place(bench: &Bench<'_>) -> Result<()> {
             amax_of_one(bench, element, x, row)?;
         }
         amax_of_one(bench, element, &[0.0; BLOCK], rows.len())?;
-        // Every place just above and just below a tie, under a scale of 1 or so: the last bit decides.
-        let mut ties = vec![0.0; 3 * BLOCK * BLOCK];
+        // Every place at a tie, just above one and just below one, under a scale of 1 or so: the last bit decides.
+        let codes = [
+            [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0].map(|tie| (tie, 6.0)).to_vec(),
+            [-0.25, -0.75, -1.25, -0.0].map(|tie| (tie, -6.0)).to_vec(),
+            vec![(beside(element, 0.25, true), 6.0), (beside(element, 0.75, false), 6.0)],
+            // Here it is the scale that is a tie.
+            vec![(beside(element, 6.375, true), 0.0)],
+        ]
+        .concat();
+        let mut ties = vec![0.0; codes.len() * BLOCK * BLOCK];
         for (row, x) in ties.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-            (x[row % BLOCK], x[(row + 1) % BLOCK]) = match row / BLOCK {
-                0 => (beside(element, 0.25, true), 6.0),
-                1 => (beside(element, 0.75, false), 6.0),
-                // Here it is the scale that is a tie.
-                _ => (beside(element, 6.375, true), 0.0),
-            };
+            (x[row % BLOCK], x[(row + 1) % BLOCK]) = codes[row / BLOCK];
         }
-        run(bench, Request { scale: RowScale::Static, tokens: 3 * BLOCK, ..request }, ties, 0)?;
+        run(bench, Request { scale: RowScale::Static, tokens: codes.len() * BLOCK, ..request }, ties, 0)?;
     }
     Ok(())
 }

@@ -60,6 +60,7 @@ fn requests() -> Vec<Request> {
         // Several chunks, the last with one entry; a count on the device that is too large.
         request(70, 1, 65, 3, 1366, 9999, 64, Ids::Any),
         request(3, 1, 2, 2, 1024, 1024, 128, Ids::Any),
+        request(3, 0, 2, 1, 7 * 2048, 7 * 2048, 128, Ids::Any),
         request(3, 0, 2, 1, 8 * 2048, 8 * 2048, 128, Ids::Any),
         // Many chunks, in every remainder of a sum over 16 at a time.
         request(3, 0, 2, 1, 31 * 2048 - 5, 31 * 2048 - 5, 128, Ids::Any),
