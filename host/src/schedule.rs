@@ -5,8 +5,8 @@ use nvfp4_moe_device::kernels::activation::{self, ActivationParams};
 use nvfp4_moe_device::kernels::grouped_gemm::Variant;
 use nvfp4_moe_device::kernels::{amax, combine, pack, quantize, route};
 use nvfp4_moe_device::params::{
-    CombineParams, Element, Epilogue, GroupedGemmParams, PackParams, QuantizeParams, RouteParams, RowScale, Rows,
-    TokenCount,
+    CombineParams, Element, Epilogue, GroupedGemmParams, PackParams, QuantizeParams, ReadParams, RouteParams, RowScale,
+    Rows, TokenCount,
 };
 
 use crate::activation::Activation;
@@ -63,6 +63,8 @@ pub enum Params {
     Combine(CombineParams),
     /// Of `pack`.
     Pack(PackParams),
+    /// Of `read_all`, which is in no schedule.
+    Read(ReadParams),
 }
 
 /// One launch.

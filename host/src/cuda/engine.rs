@@ -20,7 +20,7 @@ const PORTABLE: Ptx = Ptx { text: include_str!("../../ptx/sm_80.ptx"), target: "
 /// ISA 8.8, the first one that has the family sm_120f.
 const FP4: Ptx = Ptx { text: include_str!("../../ptx/sm_120f.ptx"), target: "sm_120f", needed_cuda: (12, 9) };
 
-const KERNELS: [&str; 9] = [
+const KERNELS: [&str; 10] = [
     "route_single",
     "route_count",
     "route_scan",
@@ -30,6 +30,7 @@ const KERNELS: [&str; 9] = [
     "quantize_codes",
     "combine",
     "pack",
+    "read_all",
 ];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
@@ -125,6 +126,7 @@ impl Engine {
                 Params::GroupedGemm(params) => function.launch(grid, block, shared, stream, params),
                 Params::Combine(params) => function.launch(grid, block, shared, stream, params),
                 Params::Pack(params) => function.launch(grid, block, shared, stream, params),
+                Params::Read(params) => function.launch(grid, block, shared, stream, params),
             }
         }
     }

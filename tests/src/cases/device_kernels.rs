@@ -44,13 +44,13 @@ fn poisoned(engine: &Engine, bytes: usize) -> Result<DeviceBuffer> {
     Ok(buffer)
 }
 
-fn uploaded(engine: &Engine, bytes: &[u8]) -> Result<DeviceBuffer> {
+pub(super) fn uploaded(engine: &Engine, bytes: &[u8]) -> Result<DeviceBuffer> {
     let buffer = DeviceBuffer::alloc(engine.device(), bytes.len())?;
     buffer.write(0, bytes)?;
     Ok(buffer)
 }
 
-fn downloaded<T: bytemuck::Pod>(buffer: &DeviceBuffer) -> Result<Vec<T>> {
+pub(super) fn downloaded<T: bytemuck::Pod>(buffer: &DeviceBuffer) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); buffer.len_bytes() / size_of::<T>()];
     buffer.read(0, bytemuck::cast_slice_mut(&mut values))?;
     Ok(values)

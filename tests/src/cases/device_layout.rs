@@ -20,7 +20,7 @@ fn code(raw: &RawMatrix<'_>, row: usize, k: usize) -> u8 {
 }
 
 /// Places one matrix by the forward map: `row_of` is where its row goes.
-fn place<T: TileOrder>(
+pub(super) fn place<T: TileOrder>(
     layout: MatrixLayout<T>,
     raw: &RawMatrix<'_>,
     row_of: impl Fn(usize) -> usize,
@@ -39,7 +39,7 @@ fn place<T: TileOrder>(
 }
 
 /// Puts the codes of a matrix' tiles into their stored form.
-fn store_codes<T: TileOrder>(packed: &mut [u8]) {
+pub(super) fn store_codes<T: TileOrder>(packed: &mut [u8]) {
     for tile in packed.chunks_exact_mut(T::BYTES) {
         for word in tile[..T::CODE_BYTES].as_chunks_mut::<4>().0 {
             *word = T::stored(u32::from_le_bytes(*word)).to_le_bytes();
@@ -47,7 +47,14 @@ fn store_codes<T: TileOrder>(packed: &mut [u8]) {
     }
 }
 
-/// The packed weights of the layer's experts, padding 0.
+/// The packed weights of the layer's experts for a family of kernels, padding 0.
+pub(super) fn by_layout_for(kernels: KernelFamily, layer: &Layer) -> Vec<u8> {
+    match kernels {
+        KernelFamily::Portable => by_layout::<MmaTile>(layer),
+        KernelFamily::Fp4 => by_layout::<Mxf4Tile>(layer),
+    }
+}
+
 fn by_layout<T: TileOrder>(layer: &Layer) -> Vec<u8> {
     let spec = &layer.spec;
     let gated = spec.activation.is_gated();
@@ -106,7 +113,7 @@ fn by_words<T: TileOrder>(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> 
 }
 
 /// Ragged in both axes, with and without a gate, some with nothing to pad.
-fn layers() -> Vec<Layer> {
+pub(super) fn layers() -> Vec<Layer> {
     let layer = |sizes, activation| Layer::new(sizes, activation, ScaleMode::Static);
     vec![
         layer([80, 176, 5, 2], SWIGLU).on_rank(ExpertRange { first: 1, count: 3 }),
@@ -147,10 +154,7 @@ pub(super) fn packed_weights(lab: &Lab<'_>) -> Result<()> {
         let mut loaded = lab.load(&layer, 1)?;
         let gpu = gpu(&mut loaded)?;
         let plan = gpu.plan();
-        let expected = match plan.kernels() {
-            KernelFamily::Portable => by_layout::<MmaTile>(&layer),
-            KernelFamily::Fp4 => by_layout::<Mxf4Tile>(&layer),
-        };
+        let expected = by_layout_for(plan.kernels(), &layer);
         ensure!(plan.packed_bytes() == expected.len() as u64, "{what}: another size");
         let mut packed = vec![0; expected.len()];
         gpu.layer().weights().read(0, &mut packed)?;

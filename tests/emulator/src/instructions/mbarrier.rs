@@ -305,7 +305,7 @@ impl Execute for Test {
             if waited {
                 let passed = cx.mbarrier(lane, address)?.passed.clone();
                 let warp = cx.warp.index;
-                cx.block.shared.acquire(warp, &passed);
+                cx.block.shared.acquire(warp, 1 << lane, &passed);
                 ended |= 1 << lane;
             }
         }
