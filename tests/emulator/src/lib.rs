@@ -30,6 +30,7 @@
 //! has one file a family of the PTX ISA, `execute` schedules lanes, warps and blocks, [`memory`] holds the state spaces
 //! with their shadows. An instruction, modifier or operand that is not known is an error that names it.
 
+pub mod conformance;
 mod decode;
 mod error;
 mod execute;

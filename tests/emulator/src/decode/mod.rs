@@ -138,7 +138,7 @@ impl Module {
         for kernel in &ast.kernels {
             kernels.insert(kernel.name.clone(), decode(&ast, kernel, &lines)?);
         }
-        let global = ast.variables.into_iter().filter(|variable| decoder::is_global(variable)).collect();
+        let global = ast.variables.into_iter().filter(decoder::is_global).collect();
         Ok(Self { id: NEXT.fetch_add(1, Relaxed), lines, kernels, variables: global })
     }
 

@@ -37,7 +37,7 @@ struct Block {
 /// Lays out a body; `Err` names a label that does not exist.
 pub(super) fn layout(statements: &[Statement]) -> Result<Layout, String> {
     let (blocks, labels) = blocks(statements)?;
-    let order = Order::new(&blocks);
+    let order = Order::of(&blocks);
     let mut layout = Layout::default();
     let mut places = vec![0; blocks.len()];
     let mut jumps = Vec::new();
@@ -111,7 +111,7 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    fn new(blocks: &'a [Block]) -> Vec<usize> {
+    fn of(blocks: &'a [Block]) -> Vec<usize> {
         let mut order = Self { blocks, number: vec![0; blocks.len()], stack: Vec::new(), counter: 0 };
         // Collected back to front.
         let mut reversed = Vec::new();

@@ -28,7 +28,7 @@ impl Context<'_> {
         let Some(barrier) = state.barriers.barriers.get_mut(id as usize) else {
             return Err(misuse(format!("there is no barrier {id}")));
         };
-        if count == 0 || count % 32 != 0 && count != state.threads {
+        if count == 0 || !count.is_multiple_of(32) && count != state.threads {
             return Err(misuse(format!("a barrier of {count} threads")));
         }
         if barrier.expected != 0 && barrier.expected != count {

@@ -111,7 +111,7 @@ impl Queue {
     fn take(&mut self, launch: &Launch<'_>, blocks: u32) -> Option<Block> {
         self.slices += 1;
         let may_begin = self.next < blocks && self.live < launch.config.resident_blocks.max(1);
-        if may_begin && (self.paused.is_empty() || self.slices % NEW_EVERY == 0) {
+        if may_begin && (self.paused.is_empty() || self.slices.is_multiple_of(NEW_EVERY)) {
             self.next += 1;
             self.live += 1;
             return Some(Block::new(launch, self.next - 1));

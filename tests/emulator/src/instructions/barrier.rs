@@ -1,8 +1,102 @@
-//! Barriers of blocks and warps (PTX ISA 9.7.13.1, 9.7.13.2) and fences (9.7.13.4).
+//! Barriers of blocks (PTX ISA 9.7.13.1) and warps (9.7.13.2), and fences (9.7.13.4).
 
 use super::{Decoder, Operation, Refusal, Statement};
-use crate::execute::{Context, Execute, Fault, Reg, Step};
+use crate::execute::{Condition, Context, Execute, Fault, Pred, Reg, Step};
 use crate::types::Type;
+
+/// Reductions of a block that are under way.
+#[derive(Default)]
+pub(crate) struct Reductions {
+    /// Who waits for one, at which barrier.
+    waiting: Vec<Waiter>,
+    /// Of each barrier: threads that arrived, and those whose predicate held.
+    counts: [(u32, u32); 16],
+}
+
+struct Waiter {
+    barrier: u64,
+    warp: u32,
+    lanes: u32,
+    /// Threads and those whose predicate held, once all have arrived.
+    result: Option<(u32, u32)>,
+}
+
+/// Where a reduction's result goes.
+#[derive(Clone, Copy)]
+enum Reduced {
+    Count(Reg),
+    All(Pred),
+    Any(Pred),
+}
+
+/// `bar.red`, `barrier.red` and their `.cta` forms. Lanes that wait execute the instruction again for the result.
+struct Reduction {
+    barrier: BlockBarrier,
+    condition: Condition,
+    reduced: Reduced,
+}
+
+impl Reduction {
+    fn write(&self, cx: &mut Context<'_>, lanes: u32, (threads, held): (u32, u32)) {
+        let predicate = |holds| if holds { lanes } else { 0 };
+        match self.reduced {
+            Reduced::Count(register) => cx.write(register, lanes, &[u64::from(held); 32]),
+            Reduced::All(register) => cx.write_predicate(register, lanes, predicate(held == threads)),
+            Reduced::Any(register) => cx.write_predicate(register, lanes, predicate(held != 0)),
+        }
+    }
+}
+
+impl Execute for Reduction {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        let warp = cx.warp.index;
+        let waiting = &mut cx.block.extra.reductions.waiting;
+        if waiting.iter().any(|waiter| waiter.warp == warp && waiter.lanes & lanes != 0) {
+            if waiting.iter().any(|w| w.warp == warp && w.lanes & lanes != 0 && w.result.is_none()) {
+                return Ok(Step::Hold);
+            }
+            let (mine, others) = std::mem::take(waiting)
+                .into_iter()
+                .partition(|waiter| waiter.warp == warp && waiter.lanes & lanes != 0);
+            *waiting = others;
+            let mine: Vec<Waiter> = mine;
+            for waiter in mine {
+                self.write(cx, waiter.lanes, waiter.result.unwrap_or_default());
+            }
+            return Ok(Step::Next);
+        }
+        let lanes = match self.barrier.aligned {
+            false => lanes,
+            true => match cx.converge_all(lanes)? {
+                Some(together) => together,
+                None => return Ok(Step::Hold),
+            },
+        };
+        let id = cx.uniform(self.barrier.id, lanes)?;
+        let held = cx.holds(self.condition, lanes)?.count_ones();
+        let step = self.barrier.execute(cx, lanes)?;
+        let reductions = &mut cx.block.extra.reductions;
+        let arrived = |counts: (u32, u32)| (counts.0 + lanes.count_ones(), counts.1 + held);
+        match step {
+            Step::Next => {
+                let result = arrived(std::mem::take(&mut reductions.counts[id as usize]));
+                reductions
+                    .waiting
+                    .iter_mut()
+                    .filter(|waiter| waiter.barrier == id && waiter.result.is_none())
+                    .for_each(|waiter| waiter.result = Some(result));
+                self.write(cx, lanes, result);
+                Ok(Step::Next)
+            }
+            Step::Sleep(lanes) => {
+                reductions.counts[id as usize] = arrived(reductions.counts[id as usize]);
+                reductions.waiting.push(Waiter { barrier: id, warp, lanes, result: None });
+                Ok(Step::Hold)
+            }
+            other => Ok(other),
+        }
+    }
+}
 
 /// `bar.sync`, `bar.arrive`, `barrier.sync`, `barrier.arrive` and their `.cta` forms.
 struct BlockBarrier {
@@ -68,13 +162,33 @@ impl Execute for Fence {
 fn block_barrier(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     s.modifiers.take("cta");
     let aligned = s.name == "bar" || s.modifiers.take("aligned");
-    let wait = s.modifiers.one_of(&[("sync", true), ("arrive", false)]).ok_or("without .sync or .arrive")?;
+    if s.modifiers.take("red") {
+        return reduction(d, s, aligned);
+    }
+    let forms = [("sync", true), ("arrive", false)];
+    let wait = s.modifiers.one_of(&forms).ok_or("without .sync, .arrive or .red")?;
     let id = d.source(s, 0, Type::U32)?;
     let count = if s.count() > 1 { Some(d.source(s, 1, Type::U32)?) } else { None };
     if !wait && count.is_none() {
         return Err("an arrival without a thread count".into());
     }
     Ok(Box::new(BlockBarrier { id, count, wait, aligned }))
+}
+
+fn reduction(d: &mut Decoder, s: &mut Statement<'_>, aligned: bool) -> Result<Operation, Refusal> {
+    let reduced = if s.modifiers.take("popc") {
+        s.modifiers.need("u32")?;
+        Reduced::Count(d.destination(s, 0, Type::U32)?)
+    } else {
+        let all = s.modifiers.one_of(&[("and", true), ("or", false)]).ok_or("without .popc, .and or .or")?;
+        s.modifiers.need("pred")?;
+        let p = d.predicate_destination(s, 0)?.ok_or("operand form")?;
+        if all { Reduced::All(p) } else { Reduced::Any(p) }
+    };
+    let id = d.source(s, 1, Type::U32)?;
+    let count = if s.count() > 3 { Some(d.source(s, 2, Type::U32)?) } else { None };
+    let condition = d.predicate_source(s, s.count() - 1)?;
+    Ok(Box::new(Reduction { barrier: BlockBarrier { id, count, wait: true, aligned }, condition, reduced }))
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {

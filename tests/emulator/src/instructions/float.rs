@@ -1,8 +1,9 @@
 //! f32 and f64 arithmetic (PTX ISA 9.7.3).
 //!
-//! Round to nearest even everywhere. The `.approx` functions are what their argument's exact result rounds to, which is
+//! f32 in all four roundings, f64 to nearest even. The `.approx` functions are what their argument's exact result rounds to, which is
 //! inside every bound that the document states.
 
+use super::small_float::{Format, Rounding, add_odd};
 use super::{Decoder, Operation, Refusal, Statement, binary, ternary, unary};
 use crate::types::Type;
 
@@ -62,7 +63,7 @@ impl Around {
 
 fn is_family(name: &str) -> bool {
     matches!(name, "add" | "sub" | "mul" | "fma" | "mad" | "div" | "rcp" | "sqrt" | "rsqrt" | "min" | "max" | "abs")
-        || matches!(name, "neg" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign" | "testp")
+        || matches!(name, "neg" | "ex2" | "lg2" | "sin" | "cos" | "tanh" | "copysign")
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
@@ -76,18 +77,30 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         return Ok(None);
     }
     let arithmetic = matches!(s.name, "add" | "sub" | "mul" | "fma" | "mad");
-    let nan = matches!(s.name, "min" | "max") && s.modifiers.take("NaN");
+    let extremes = matches!(s.name, "min" | "max");
+    let nan = extremes && s.modifiers.take("NaN");
+    let xorsign = extremes && s.modifiers.take("xorsign");
+    if xorsign {
+        s.modifiers.need("abs")?;
+    }
     let around = Around {
         flush: s.name != "copysign" && s.modifiers.take("ftz"),
         saturate: arithmetic && s.modifiers.take("sat"),
     };
+    let rounds = arithmetic || matches!(s.name, "div" | "rcp" | "sqrt");
+    let directed = [("rz", Rounding::Zero), ("rm", Rounding::Down), ("rp", Rounding::Up)];
+    if rounds && let Some(rounding) = s.modifiers.one_of(&directed) {
+        return directed_rounding(d, s, around, rounding).map(Some);
+    }
+    let mut approximate = false;
     match s.name {
         "fma" | "mad" => s.modifiers.need("rn")?,
         "add" | "sub" | "mul" => {
             s.modifiers.take("rn");
         }
         "div" => {
-            s.modifiers.one_of(&[("rn", ()), ("full", ()), ("approx", ())]).ok_or("its rounding")?;
+            let forms = [("rn", false), ("full", false), ("approx", true)];
+            approximate = s.modifiers.one_of(&forms).ok_or("its rounding")?;
         }
         "rcp" | "sqrt" => {
             s.modifiers.one_of(&[("rn", ()), ("approx", ())]).ok_or("its rounding")?;
@@ -108,7 +121,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         "sqrt" => unary(destination, a, move |a| around.after(around.before(a).sqrt())),
         "rsqrt" => one(|a| 1.0 / a.sqrt()),
         "ex2" => one(f64::exp2),
-        "lg2" => one(f64::log2),
+        "lg2" => one(|a| if a == 0.0 { f64::NEG_INFINITY } else { a.log2() }),
         "sin" => one(f64::sin),
         "cos" => one(f64::cos),
         "tanh" => one(f64::tanh),
@@ -124,20 +137,91 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
                 "add" => binary(destination, sources, move |a, b| around.after(around.before(a) + around.before(b))),
                 "sub" => binary(destination, sources, move |a, b| around.after(around.before(a) - around.before(b))),
                 "mul" => binary(destination, sources, move |a, b| around.after(around.before(a) * around.before(b))),
+                "div" if approximate => binary(destination, sources, move |a, b| {
+                    around.after(divide_approximately(around.before(a), around.before(b)))
+                }),
                 "div" => binary(destination, sources, move |a, b| around.after(around.before(a) / around.before(b))),
                 "min" | "max" => {
                     let max = name == "max";
                     binary(destination, sources, move |a, b| {
-                        let (a, b) = (f64::from(around.before(a)), f64::from(around.before(b)));
-                        around.after(extreme(a, b, max, nan) as f32)
+                        let (mut x, mut y) = (f64::from(around.before(a)), f64::from(around.before(b)));
+                        if xorsign {
+                            (x, y) = (x.abs(), y.abs());
+                        }
+                        let result = around.after(extreme(x, y, max, nan) as f32);
+                        let sign = if xorsign && !number(result).is_nan() { (a ^ b) & 0x8000_0000 } else { 0 };
+                        result | sign
                     })
                 }
-                // The sign of the first, the magnitude of the second.
+                // 9.7.3.2: the sign of the first, the magnitude of the second.
                 "copysign" => binary(destination, sources, |a, b| a & 0x8000_0000 | b & 0x7FFF_FFFF),
                 _ => return Err(format!("opcode {name}").into()),
             }
         }
     }))
+}
+
+/// `div.approx` (9.7.3.8) is a product with a reciprocal, which is 0 for divisors above 2^126.
+fn divide_approximately(a: f32, b: f32) -> f32 {
+    if b.is_finite() && b.abs() > 2f32.powi(126) { a * 0f32.copysign(b) } else { a / b }
+}
+
+/// The exact quotient or root, rounded to odd in f64: one more rounding gives what rounding once would. `rest` is what
+/// the f64 result leaves over, with the sign of what it lacks.
+fn to_odd(result: f64, rest: f64) -> f64 {
+    if rest == 0.0 || !result.is_finite() || !rest.is_finite() || result.to_bits() & 1 == 1 {
+        return result;
+    }
+    let grows = (rest > 0.0) == (result > 0.0);
+    f64::from_bits(if grows { result.to_bits() + 1 } else { result.to_bits() - 1 })
+}
+
+/// Arithmetic with `.rz`, `.rm` or `.rp`.
+fn directed_rounding(
+    d: &mut Decoder,
+    s: &mut Statement<'_>,
+    around: Around,
+    rounding: Rounding,
+) -> Result<Operation, Refusal> {
+    let finish = move |exact: f64| {
+        let rounded = f32::from_bits(Format::F32.encode(exact, rounding, false));
+        around.after(rounded)
+    };
+    // An exact zero of two opposite numbers is negative when rounding down.
+    let sum = move |a: f64, b: f64| {
+        let sum = add_odd(a, b);
+        let cancels = sum == 0.0 && a.is_sign_negative() != b.is_sign_negative();
+        if cancels && rounding == Rounding::Down { -0.0 } else { sum }
+    };
+    let divide = |a: f64, b: f64| {
+        let quotient = a / b;
+        let rest = (-quotient).mul_add(b, a);
+        to_odd(quotient, if b < 0.0 { -rest } else { rest })
+    };
+    let before = move |x: u64| f64::from(around.before(x));
+    let destination = d.destination(s, 0, Type::F32)?;
+    let a = d.source(s, 1, Type::F32)?;
+    if s.name == "rcp" {
+        return Ok(unary(destination, a, move |a| finish(divide(1.0, before(a)))));
+    }
+    if s.name == "sqrt" {
+        return Ok(unary(destination, a, move |a| {
+            let a = before(a);
+            let root = a.sqrt();
+            finish(to_odd(root, (-root).mul_add(root, a)))
+        }));
+    }
+    let b = d.source(s, 2, Type::F32)?;
+    Ok(match s.name {
+        "add" => binary(destination, [a, b], move |a, b| finish(sum(before(a), before(b)))),
+        "sub" => binary(destination, [a, b], move |a, b| finish(sum(before(a), -before(b)))),
+        "mul" => binary(destination, [a, b], move |a, b| finish(before(a) * before(b))),
+        "div" => binary(destination, [a, b], move |a, b| finish(divide(before(a), before(b)))),
+        _ => {
+            let c = d.source(s, 3, Type::F32)?;
+            ternary(destination, [a, b, c], move |a, b, c| finish(sum(before(a) * before(b), before(c))))
+        }
+    })
 }
 
 fn double(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
@@ -154,6 +238,10 @@ fn double(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> 
     Ok(match s.name {
         "abs" => unary(destination, a, |a| a & !(1 << 63)),
         "neg" => unary(destination, a, |a| a ^ 1 << 63),
+        "copysign" => {
+            let sources = [a, d.source(s, 2, Type::F64)?];
+            binary(destination, sources, |a, b| a & 1 << 63 | b & !(1 << 63))
+        }
         "rcp" => unary(destination, a, move |a| (1.0 / number(a)).to_bits()),
         "sqrt" => unary(destination, a, move |a| number(a).sqrt().to_bits()),
         "fma" | "mad" => {

@@ -39,16 +39,20 @@ impl Finish {
         if self.flush && value.abs() < smallest { 0f64.copysign(value) } else { value }
     }
 
+    /// The bits, or a zero instead of a subnormal number.
+    fn flushed(self, bits: u32) -> u32 {
+        if self.flush && bits & 0x7C00 == 0 { bits & 0x8000 } else { bits }
+    }
+
     fn after(self, value: f64) -> u32 {
         let value = if self.saturate { if value > 0.0 { value.min(1.0) } else { 0.0 } } else { value };
         let value = if self.relu && value < 0.0 { 0.0 } else { value };
-        let bits = self.format.encode(value, Rounding::NearestEven, false);
-        if self.flush && self.before(bits) == 0.0 { bits & 0x8000 } else { bits }
+        self.flushed(self.format.encode(value, Rounding::NearestEven, false))
     }
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
-    if !matches!(s.name, "add" | "sub" | "mul" | "fma" | "min" | "max" | "abs" | "neg") {
+    if !matches!(s.name, "add" | "sub" | "mul" | "fma" | "min" | "max" | "abs" | "neg" | "tanh" | "ex2") {
         return Ok(None);
     }
     let kinds = [("f16", Type::F16), ("f16x2", Type::F16x2), ("bf16", Type::Bf16), ("bf16x2", Type::Bf16x2)];
@@ -56,23 +60,42 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     let (format, packed) = format(kind).ok_or("its type")?;
     let extremes = matches!(s.name, "min" | "max");
     let nan = extremes && s.modifiers.take("NaN");
+    let xorsign = extremes && s.modifiers.take("xorsign");
+    if xorsign {
+        s.modifiers.need("abs")?;
+    }
     let rounds = matches!(s.name, "add" | "sub" | "mul" | "fma");
     if s.name == "fma" {
         s.modifiers.need("rn")?;
     } else if rounds {
         s.modifiers.take("rn");
     }
+    if matches!(s.name, "tanh" | "ex2") {
+        s.modifiers.need("approx")?;
+        if format == Format::BF16 && s.name == "ex2" {
+            s.modifiers.need("ftz")?;
+        }
+    }
     let finish = Finish {
         format,
-        flush: format == Format::F16 && s.modifiers.take("ftz"),
+        flush: format == Format::F16 && !matches!(s.name, "tanh" | "ex2") && s.modifiers.take("ftz"),
         saturate: rounds && format == Format::F16 && s.modifiers.take("sat"),
         relu: s.name == "fma" && s.modifiers.take("relu"),
     };
     let destination = d.destination(s, 0, kind)?;
     let a = d.source(s, 1, kind)?;
     Ok(Some(match s.name {
-        "abs" => unary(destination, a, move |a| a & if packed { 0x7FFF_7FFF } else { 0x7FFF }),
-        "neg" => unary(destination, a, move |a| a ^ if packed { 0x8000_8000 } else { 0x8000 }),
+        "abs" => unary(destination, a, move |a| elements(packed, [a], |[a]| finish.flushed(a) & 0x7FFF)),
+        "neg" => unary(destination, a, move |a| elements(packed, [a], |[a]| finish.flushed(a) ^ 0x8000)),
+        // 9.7.4.9 and 9.7.4.10, as precise as the result can be.
+        "tanh" => unary(destination, a, move |a| elements(packed, [a], |[a]| finish.after(finish.before(a).tanh()))),
+        "ex2" => unary(destination, a, move |a| {
+            elements(packed, [a], |[a]| {
+                let bits = finish.after(finish.before(a).exp2());
+                // The bf16 form flushes its result.
+                if format == Format::BF16 && bits & 0x7F80 == 0 { 0 } else { bits }
+            })
+        }),
         "fma" => {
             let sources = [a, d.source(s, 2, kind)?, d.source(s, 3, kind)?];
             ternary(destination, sources, move |a, b, c| {
@@ -99,8 +122,10 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             }
             binary(destination, sources, move |a, b| {
                 elements(packed, [a, b], |x| {
-                    let [a, b] = x.map(|x| finish.before(x));
-                    finish.after(f(a, b))
+                    let [a, b] = x.map(|bits| finish.before(if xorsign { bits & 0x7FFF } else { bits }));
+                    let result = f(a, b);
+                    let sign = if xorsign && !result.is_nan() { (x[0] ^ x[1]) & 0x8000 } else { 0 };
+                    finish.after(result) | sign
                 })
             })
         }

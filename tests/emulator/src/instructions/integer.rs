@@ -96,6 +96,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
 fn multiply(d: &mut Decoder, s: &mut Statement<'_>, kind: Type) -> Result<Operation, Refusal> {
     let halves = [("lo", Half::Low), ("hi", Half::High), ("wide", Half::Wide)];
     let half = s.modifiers.one_of(&halves).ok_or("without .lo, .hi or .wide")?;
+    let saturate = s.name == "mad" && half == Half::High && kind == Type::S32 && s.modifiers.take("sat");
     let result = match (half, kind) {
         (Half::Wide, Type::U16) => Type::U32,
         (Half::Wide, Type::S16) => Type::S32,
@@ -109,6 +110,11 @@ fn multiply(d: &mut Decoder, s: &mut Statement<'_>, kind: Type) -> Result<Operat
     let (a, b) = (d.source(s, 1, kind)?, d.source(s, 2, kind)?);
     if s.name == "mad" {
         let sources = [a, b, d.source(s, 3, result)?];
+        if saturate {
+            return Ok(ternary(destination, sources, move |a, b, c| {
+                saturated(product(a, b, kind, half) as i64 + sign_extend(c, 32))
+            }));
+        }
         return Ok(ternary(destination, sources, move |a, b, c| {
             truncate(product(a, b, kind, half).wrapping_add(c), bits)
         }));

@@ -10,6 +10,7 @@
 //! register is the accumulator next: a chain of `mma` adds up in f64.
 
 use super::half::f16_to_f32;
+use super::small_float::add_odd;
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::error::FindingKind;
 use crate::execute::launch::Accumulate;
@@ -60,29 +61,27 @@ pub(super) fn accumulate(cx: &mut Context<'_>, d: [Reg; 4], c: [Reg; 4], sums: &
     let addends: [Lanes; 4] =
         [cx.read(c[0], u32::MAX)?, cx.read(c[1], u32::MAX)?, cx.read(c[2], u32::MAX)?, cx.read(c[3], u32::MAX)?];
     // All four before any is written: D and C may share registers.
-    let mut results = [[0.0; 32]; 4];
-    for i in 0..4 {
-        for lane in 0..32 {
+    let results: [[f64; 32]; 4] = std::array::from_fn(|i| {
+        std::array::from_fn(|lane| {
             let sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
             let addend = f32::from_bits(addends[i][lane] as u32);
-            let addend = if exact { cx.warp.state.residues.restore(c[i], lane, addend) } else { f64::from(addend) };
-            results[i][lane] = sum + addend;
-        }
-    }
-    for i in 0..4 {
-        if exact {
-            for lane in 0..32 {
-                cx.warp.state.residues.keep(d[i], lane, results[i][lane]);
+            if exact {
+                sum + cx.warp.state.residues.restore(c[i], lane, addend)
+            } else {
+                // The exact sum, so that the only rounding is the one to f32.
+                add_odd(sum, f64::from(addend))
             }
+        })
+    });
+    for (&register, values) in d.iter().zip(&results) {
+        if exact {
+            values.iter().enumerate().for_each(|(lane, &value)| cx.warp.state.residues.keep(register, lane, value));
         }
-        cx.write(
-            d[i],
-            u32::MAX,
-            &results[i].map(|value| {
-                let value = value as f32;
-                u64::from(if value.is_nan() { 0x7FFF_FFFF } else { value.to_bits() })
-            }),
-        );
+        let rounded = values.map(|value| {
+            let value = value as f32;
+            u64::from(if value.is_nan() { 0x7FFF_FFFF } else { value.to_bits() })
+        });
+        cx.write(register, u32::MAX, &rounded);
     }
     Ok(())
 }

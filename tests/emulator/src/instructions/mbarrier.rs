@@ -4,7 +4,7 @@
 //! all arrivals have been made and all bytes that were announced have been written. Bulk copies ([`super::bulk`]) land only when
 //! somebody waits, for the second time, for a phase that lacks nothing else: as late as they may.
 
-use super::{Decoder, Operation, Refusal, Statement};
+use super::{Decoder, Operation, Refusal, Statement, unary};
 use crate::decode::Source;
 use crate::error::FindingKind;
 use crate::execute::access::shared_fault;
@@ -164,7 +164,7 @@ enum Change {
     Complete,
 }
 
-/// `mbarrier.init` and `mbarrier.inval`.
+/// `mbarrier.init` (9.7.13.15.9) and `mbarrier.inval` (9.7.13.15.10).
 struct Lifetime {
     address: Source,
     /// None invalidates.
@@ -211,13 +211,18 @@ impl Execute for Lifetime {
     }
 }
 
-/// `mbarrier.arrive`, `.arrive_drop`, `.expect_tx`, `.complete_tx`.
+/// `mbarrier.expect_tx` (9.7.13.15.11), `.complete_tx` (9.7.13.15.12), `.arrive` (9.7.13.15.13) and `.arrive_drop`
+/// (9.7.13.15.14).
 struct Signal {
     change: Change,
     address: Source,
     state: Option<Reg>,
     /// Arrivals or bytes.
     amount: Reg,
+    /// Orders memory: what was written before is seen by those who wait.
+    releases: bool,
+    /// The phase must not end here.
+    no_complete: bool,
 }
 
 impl Execute for Signal {
@@ -229,8 +234,10 @@ impl Execute for Signal {
             let address = self.address.address(bases[lane]);
             let amount = amounts[lane] as u32;
             let mut knowledge = Knowledge::new();
-            let warp = cx.warp.index;
-            cx.block.shared.release(warp, 1 << lane, &mut knowledge);
+            if self.releases {
+                let warp = cx.warp.index;
+                cx.block.shared.release(warp, 1 << lane, &mut knowledge);
+            }
             let object = cx.mbarrier(lane, address)?;
             let (arrivals, bytes, drop) = match self.change {
                 Change::Arrive { drop } => (amount, 0, drop),
@@ -248,7 +255,13 @@ impl Execute for Signal {
                 let detail = format!("{arrivals} arrivals where the phase lacks {}", object.pending);
                 return Err(misuse(lane, address, detail));
             }
+            if arrivals == 0 && matches!(self.change, Change::Arrive { .. }) {
+                return Err(misuse(lane, address, "an arrival with a count of 0"));
+            }
             object.pending -= arrivals;
+            if self.no_complete && object.pending == 0 && object.bytes == 0 {
+                return Err(misuse(lane, address, "the phase ends with a .noComplete arrival"));
+            }
             if drop {
                 object.expected -= arrivals;
             }
@@ -264,12 +277,14 @@ impl Execute for Signal {
     }
 }
 
-/// `mbarrier.test_wait` and `mbarrier.try_wait`, of a state or a parity.
+/// `mbarrier.test_wait` and `mbarrier.try_wait` (9.7.13.15.16), of a state or a parity.
 struct Test {
     p: Pred,
     address: Source,
     phase: Reg,
     parity: bool,
+    /// Orders memory: what those wrote who arrived is seen afterwards.
+    acquires: bool,
 }
 
 impl Test {
@@ -303,9 +318,11 @@ impl Execute for Test {
             }
             let waited = self.has_ended(cx, lane, address, phases[lane])?;
             if waited {
-                let passed = cx.mbarrier(lane, address)?.passed.clone();
-                let warp = cx.warp.index;
-                cx.block.shared.acquire(warp, 1 << lane, &passed);
+                if self.acquires {
+                    let passed = cx.mbarrier(lane, address)?.passed.clone();
+                    let warp = cx.warp.index;
+                    cx.block.shared.acquire(warp, 1 << lane, &passed);
+                }
                 ended |= 1 << lane;
             }
         }
@@ -329,10 +346,16 @@ impl Execute for Test {
     }
 }
 
-fn take_order(s: &mut Statement<'_>) {
-    ["relaxed", "acquire", "release"].into_iter().any(|order| s.modifiers.take(order));
-    super::memory::take_scope(s);
+/// Takes order, scope and state space; whether the access orders memory. `.sem` and `.scope` come together.
+fn take_order(s: &mut Statement<'_>, order: &str) -> Result<bool, Refusal> {
+    let relaxed = s.modifiers.take("relaxed");
+    let ordered = relaxed | s.modifiers.take(order);
+    let scoped = ["cta", "cluster"].into_iter().any(|scope| s.modifiers.take(scope));
+    if ordered != scoped {
+        return Err("an order without a scope, or a scope without an order".into());
+    }
     ["shared", "shared::cta", "shared::cluster"].into_iter().any(|space| s.modifiers.take(space));
+    Ok(!relaxed)
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
@@ -343,31 +366,20 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     let name = s.modifiers.next().ok_or("without an operation")?;
     Ok(Some(match name {
         "init" | "inval" => {
-            take_order(s);
+            ["shared", "shared::cta"].into_iter().any(|space| s.modifiers.take(space));
             let count = if name == "init" { Some(d.source(s, 1, Type::U32)?) } else { None };
             Box::new(Lifetime { address: d.address(s, 0)?, count })
         }
         "expect_tx" | "complete_tx" => {
-            take_order(s);
+            take_order(s, "relaxed")?;
             let change = if name == "expect_tx" { Change::Expect } else { Change::Complete };
-            Box::new(Signal { change, address: d.address(s, 0)?, state: None, amount: d.source(s, 1, Type::U32)? })
+            let (address, amount) = (d.address(s, 0)?, d.source(s, 1, Type::U32)?);
+            Box::new(Signal { change, address, state: None, amount, releases: false, no_complete: false })
         }
-        "arrive" | "arrive_drop" => {
-            let drop = name == "arrive_drop";
-            let expect = s.modifiers.take("expect_tx");
-            take_order(s);
-            let state = d.destinations(s, 0, Type::B64, false)?[0];
-            let address = d.address(s, 1)?;
-            let amount = if s.count() > 2 { d.source(s, 2, Type::U32)? } else { d.constant(1) };
-            if expect && s.count() <= 2 {
-                return Err("without a number of bytes".into());
-            }
-            let change = if expect { Change::ArriveExpect { drop } } else { Change::Arrive { drop } };
-            Box::new(Signal { change, address, state, amount })
-        }
+        "arrive" | "arrive_drop" => arrive(d, s, name == "arrive_drop")?,
         "test_wait" | "try_wait" => {
             let parity = s.modifiers.take("parity");
-            take_order(s);
+            let acquires = take_order(s, "acquire")?;
             let p = d.predicate_destination(s, 0)?.ok_or("operand form")?;
             let address = d.address(s, 1)?;
             let phase = d.source(s, 2, if parity { Type::U32 } else { Type::B64 })?;
@@ -375,8 +387,30 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
                 // How long it may take: it never does.
                 d.source(s, 3, Type::U32)?;
             }
-            Box::new(Test { p, address, phase, parity })
+            Box::new(Test { p, address, phase, parity, acquires })
+        }
+        // 9.7.13.15.17: the low half of a state, see `Signal`.
+        "pending_count" => {
+            let (count, state) = (d.destination(s, 0, Type::U32)?, d.source(s, 1, Type::B64)?);
+            unary(count, state, |state| state & 0xFFFF_FFFF)
         }
         _ => return Err(format!("operation .{name}").into()),
     }))
+}
+
+fn arrive(d: &mut Decoder, s: &mut Statement<'_>, drop: bool) -> Result<Operation, Refusal> {
+    let expect = s.modifiers.take("expect_tx");
+    let no_complete = s.modifiers.take("noComplete");
+    let releases = take_order(s, "release")?;
+    let state = d.destinations(s, 0, Type::B64, false)?[0];
+    let address = d.address(s, 1)?;
+    let amount = if s.count() > 2 { d.source(s, 2, Type::U32)? } else { d.constant(1) };
+    if (expect || no_complete) && s.count() <= 2 {
+        return Err("without a count".into());
+    }
+    if expect && no_complete {
+        return Err("modifier .noComplete".into());
+    }
+    let change = if expect { Change::ArriveExpect { drop } } else { Change::Arrive { drop } };
+    Ok(Box::new(Signal { change, address, state, amount, releases, no_complete }))
 }

@@ -12,6 +12,7 @@ mod convert;
 mod float;
 mod half;
 mod integer;
+mod integer_more;
 mod matrix;
 mod matrix_memory;
 mod mbarrier;
@@ -19,6 +20,7 @@ mod memory;
 mod movement;
 mod mxf4;
 mod packed_float;
+mod select;
 mod small_float;
 mod warp;
 
@@ -36,8 +38,10 @@ const FAMILIES: &[Family] = &[
     control::decode,
     movement::decode,
     integer::decode,
+    integer_more::decode,
     bits::decode,
     compare::decode,
+    select::decode,
     float::decode,
     half::decode,
     packed_float::decode,
@@ -65,6 +69,7 @@ pub(crate) struct WarpState {
 #[derive(Default)]
 pub(crate) struct BlockExtra {
     mbarriers: mbarrier::Mbarriers,
+    reductions: barrier::Reductions,
 }
 
 /// Decodes a statement.

@@ -87,7 +87,7 @@ fn mov(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     }
     let element = |count: usize| {
         let bits = kind.bits() as usize;
-        let whole = kind.is_untyped() && count > 1 && bits % count == 0;
+        let whole = kind.is_untyped() && count > 1 && bits.is_multiple_of(count);
         let kinds = [Type::B8, Type::B16, Type::B32];
         let kind = kinds.into_iter().find(|kind| whole && kind.bits() as usize == bits / count);
         kind.ok_or(format!("a vector of {count} elements"))

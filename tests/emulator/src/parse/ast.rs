@@ -7,8 +7,34 @@ pub struct Ast {
     pub target: String,
     /// Variables of the module's scope.
     pub variables: Vec<Variable>,
-    /// Entry points.
+    /// Entry points. Calls are expanded in them.
     pub kernels: Vec<KernelAst>,
+}
+
+/// A device function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionAst {
+    /// Name.
+    pub name: String,
+    /// Return parameters in order, then the others.
+    pub formals: Vec<Formal>,
+    /// Registers of the body.
+    pub registers: Vec<RegisterDeclaration>,
+    /// Variables of the body.
+    pub variables: Vec<Variable>,
+    /// Labels and instructions.
+    pub statements: Vec<Statement>,
+}
+
+/// A formal parameter of a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Formal {
+    /// Name.
+    pub name: String,
+    /// Type of a register; none in the parameter space.
+    pub register: Option<String>,
+    /// The function returns it.
+    pub returned: bool,
 }
 
 /// A state space that variables are declared in.
@@ -112,6 +138,8 @@ pub enum Operand {
     Double(u64),
     /// `{a, b}`
     Vector(Vec<Operand>),
+    /// `(a, b)` of a call.
+    List(Vec<Operand>),
     /// `[base + offset]`
     Address {
         /// Register or variable; none for an absolute address.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::ast::{InstructionAst, Operand, RegisterDeclaration, Statement, Variable};
+use super::ast::{InstructionAst, Operand, RegisterDeclaration, Space, Statement, Variable};
 use super::lexer::Token;
 use super::{Parser, space};
 use crate::error::EmulatorError;
@@ -34,6 +34,8 @@ impl Parser {
             match word.as_str() {
                 ".reg" => self.registers(registers)?,
                 ".pragma" | ".loc" => self.skip_to(';'),
+                // Arguments of calls: each thread has its own, as in local memory.
+                ".param" => self.variables(Space::Local, false, variables)?,
                 _ if space(&word).is_some() => {
                     let space = space(&word).expect("checked by the guard");
                     self.variables(space, false, variables)?;
@@ -86,45 +88,7 @@ impl Parser {
         let suffix = format!("@{}", self.scopes);
         let (mut inner_registers, mut inner_variables) = (Vec::new(), Vec::new());
         let mut statements = self.body(&mut inner_registers, &mut inner_variables)?;
-        let mut renamed = HashMap::new();
-        for register in &inner_registers {
-            match register.count {
-                None => {
-                    renamed.insert(register.name.clone(), format!("{}{suffix}", register.name));
-                }
-                Some(count) => {
-                    for i in 0..count {
-                        renamed.insert(format!("{}{i}", register.name), format!("{}{suffix}@{i}", register.name));
-                    }
-                }
-            }
-        }
-        for register in inner_registers {
-            let (name, kind) = (format!("{}{suffix}", register.name), register.kind);
-            let name = if register.count.is_some() { name + "@" } else { name };
-            registers.push(RegisterDeclaration { name, kind, count: register.count });
-        }
-        for mut variable in inner_variables {
-            let name = format!("{}{suffix}", variable.name);
-            renamed.insert(std::mem::replace(&mut variable.name, name.clone()), name);
-            variables.push(variable);
-        }
-        for statement in &statements {
-            if let Statement::Label(name) = statement {
-                renamed.insert(name.clone(), format!("{name}{suffix}"));
-            }
-        }
-        for statement in &mut statements {
-            match statement {
-                Statement::Label(name) => rename(&renamed, name),
-                Statement::Instruction(instruction) => {
-                    if let Some((name, _)) = &mut instruction.guard {
-                        rename(&renamed, name);
-                    }
-                    instruction.operands.iter_mut().for_each(|operand| rename_operand(&renamed, operand));
-                }
-            }
-        }
+        rename_all(&suffix, inner_registers, inner_variables, &mut statements, registers, variables);
         Ok(statements)
     }
 
@@ -136,6 +100,14 @@ impl Parser {
             }
             self.sign('}')?;
             return Ok(Operand::Vector(elements));
+        }
+        if self.skip('(') {
+            let mut elements = Vec::new();
+            while !self.skip(')') {
+                elements.push(self.operand()?);
+                self.skip(',');
+            }
+            return Ok(Operand::List(elements));
         }
         if self.skip('[') {
             let base = match self.peek() {
@@ -181,20 +153,72 @@ impl Parser {
     }
 }
 
-fn rename(renamed: &HashMap<String, String>, name: &mut String) {
+/// Makes the names that a scope declares its own, and adds them to what is around it.
+pub(super) fn rename_all(
+    suffix: &str,
+    inner_registers: Vec<RegisterDeclaration>,
+    inner_variables: Vec<Variable>,
+    statements: &mut [Statement],
+    registers: &mut Vec<RegisterDeclaration>,
+    variables: &mut Vec<Variable>,
+) {
+    let mut renamed = HashMap::new();
+    for register in &inner_registers {
+        match register.count {
+            None => {
+                renamed.insert(register.name.clone(), format!("{}{suffix}", register.name));
+            }
+            Some(count) => {
+                for i in 0..count {
+                    renamed.insert(format!("{}{i}", register.name), format!("{}{suffix}@{i}", register.name));
+                }
+            }
+        }
+    }
+    for register in inner_registers {
+        let (name, kind) = (format!("{}{suffix}", register.name), register.kind);
+        let name = if register.count.is_some() { name + "@" } else { name };
+        registers.push(RegisterDeclaration { name, kind, count: register.count });
+    }
+    for mut variable in inner_variables {
+        let name = format!("{}{suffix}", variable.name);
+        renamed.insert(std::mem::replace(&mut variable.name, name.clone()), name);
+        variables.push(variable);
+    }
+    for statement in statements.iter() {
+        if let Statement::Label(name) = statement {
+            renamed.insert(name.clone(), format!("{name}{suffix}"));
+        }
+    }
+    for statement in statements.iter_mut() {
+        match statement {
+            Statement::Label(name) => rename(&renamed, name),
+            Statement::Instruction(instruction) => {
+                if let Some((name, _)) = &mut instruction.guard {
+                    rename(&renamed, name);
+                }
+                instruction.operands.iter_mut().for_each(|operand| rename_operand(&renamed, operand));
+            }
+        }
+    }
+}
+
+pub(super) fn rename(renamed: &HashMap<String, String>, name: &mut String) {
     if let Some(new) = renamed.get(name) {
         name.clone_from(new);
     }
 }
 
-fn rename_operand(renamed: &HashMap<String, String>, operand: &mut Operand) {
+pub(super) fn rename_operand(renamed: &HashMap<String, String>, operand: &mut Operand) {
     match operand {
         Operand::Name(name) | Operand::NamePlus(name, _) | Operand::Not(name) => rename(renamed, name),
         Operand::Pair(first, second) => {
             rename(renamed, first);
             rename(renamed, second);
         }
-        Operand::Vector(elements) => elements.iter_mut().for_each(|element| rename_operand(renamed, element)),
+        Operand::Vector(elements) | Operand::List(elements) => {
+            elements.iter_mut().for_each(|element| rename_operand(renamed, element))
+        }
         Operand::Address { base: Some(base), .. } => rename(renamed, base),
         Operand::Address { base: None, .. } | Operand::Integer(_) | Operand::Single(_) | Operand::Double(_) => {}
     }

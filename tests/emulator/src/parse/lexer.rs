@@ -11,7 +11,7 @@ pub(super) enum Token {
     Integer(u64),
     /// `0f` constant.
     Single(u32),
-    /// `0d` constant.
+    /// `0d` constant, or a decimal one.
     Double(u64),
     /// Text between quotes.
     Text(String),
@@ -98,9 +98,8 @@ pub(super) fn wrong(line: u32, expected: &str, found: &str) -> EmulatorError {
 fn number(text: &str, line: u32) -> Result<Token, EmulatorError> {
     let invalid = || wrong(line, "a number", &format!("`{text}`"));
     let radix = |digits: &str, radix| u64::from_str_radix(digits, radix).map_err(|_| invalid());
-    // Only versions (`8.0`) have a dot: decimal floating-point constants are not read.
     if text.contains('.') {
-        return Ok(Token::Word(text.into()));
+        return text.parse().map(|value: f64| Token::Double(value.to_bits())).map_err(|_| invalid());
     }
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0f").filter(|digits| digits.len() == 8) {

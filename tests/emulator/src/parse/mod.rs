@@ -2,6 +2,7 @@
 
 pub mod ast;
 mod body;
+mod calls;
 mod lexer;
 
 use ast::{Ast, KernelAst, Space, Variable};
@@ -90,14 +91,18 @@ impl Parser {
     fn module(&mut self) -> Result<Ast, EmulatorError> {
         let mut ast = Ast::default();
         let mut external = false;
+        let mut functions = Vec::new();
         loop {
             let line = self.line();
             match self.next() {
-                Token::End => return Ok(ast),
+                Token::End => {
+                    calls::expand(&mut ast.kernels, &functions)?;
+                    return Ok(ast);
+                }
                 Token::Sign(';') => {}
                 Token::Word(word) => match word.as_str() {
                     ".version" => {
-                        // Major and minor come as one number with a dot, which is no integer constant.
+                        // Major and minor come as one number with a dot.
                         self.next();
                     }
                     ".address_size" => {
@@ -118,7 +123,10 @@ impl Parser {
                     }
                     ".pragma" => self.skip_to(';'),
                     ".entry" => ast.kernels.push(self.entry()?),
-                    ".func" | ".alias" => return Err(wrong(line, "no functions (calls are not supported)", &word)),
+                    ".func" => {
+                        let function = self.function()?;
+                        functions.extend(function);
+                    }
                     _ => match space(&word) {
                         Some(space) => self.variables(space, external, &mut ast.variables)?,
                         None => return Err(wrong(line, "a directive", &format!("`{word}`"))),

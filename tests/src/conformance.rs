@@ -1,0 +1,114 @@
+//! The emulator's conformance checks on any device, and the emulator against it.
+
+use nvfp4_moe::driver::{Device, DeviceBuffer, DriverError, Module, Stream};
+use nvfp4_moe_emulator::conformance::Check;
+
+/// What came of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every case agreed.
+    Agrees,
+    /// The device is older than the instruction.
+    Unavailable,
+    /// The kernel cannot be loaded or run, or results differ: the first difference, or the compiler's log.
+    Failed(String),
+}
+
+/// A check that was run.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// The instruction.
+    pub name: String,
+    /// How many cases were run.
+    pub cases: usize,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The device may not be used any more: the kernel failed while it ran.
+    pub device_lost: bool,
+}
+
+/// Runs a check's derived cases on a device; with `reference`, wide inputs too, whose results there are those expected.
+#[must_use]
+pub fn run(check: &Check, device: &Device, reference: Option<&Device>) -> Row {
+    let mut row = Row { name: check.name.clone(), cases: 0, outcome: Outcome::Unavailable, device_lost: false };
+    let (major, minor) = device.limits().compute_capability;
+    if check.architecture > 10 * major + minor {
+        return row;
+    }
+    let mut cases: Vec<&[u64]> = check.derived.iter().map(|(inputs, _)| inputs.as_slice()).collect();
+    let wide = check.wide_inputs();
+    if reference.is_some() {
+        cases.extend(wide.iter().map(Vec::as_slice));
+    }
+    row.cases = cases.len();
+    let results = match outputs(check, device, &cases) {
+        Ok(results) => results,
+        Err(error) => {
+            row.device_lost = !matches!(error, DriverError::ModuleLoad { .. } | DriverError::DriverTooOld { .. });
+            row.outcome = Outcome::Failed(error.to_string());
+            return row;
+        }
+    };
+    row.outcome = match differences(check, &cases, &results, reference) {
+        Ok(None) => Outcome::Agrees,
+        Ok(Some(difference)) => Outcome::Failed(difference),
+        Err(error) => Outcome::Failed(format!("on the reference: {error}")),
+    };
+    row
+}
+
+fn differences(
+    check: &Check,
+    cases: &[&[u64]],
+    results: &[Vec<u64>],
+    reference: Option<&Device>,
+) -> Result<Option<String>, DriverError> {
+    let derived = check.derived.iter().map(|(_, expected)| (expected.clone(), "by hand"));
+    let expected: Vec<(Vec<u64>, &str)> = match reference {
+        None => derived.collect(),
+        Some(reference) => {
+            let theirs = outputs(check, reference, cases)?.into_iter().map(|expected| (expected, "by the reference"));
+            derived.chain(theirs.skip(check.derived.len())).collect()
+        }
+    };
+    let different: Vec<_> = cases
+        .iter()
+        .zip(results)
+        .zip(&expected)
+        .filter(|((_, result), (expected, _))| !check.agree(result, expected))
+        .collect();
+    Ok(different.first().map(|((inputs, result), (expected, whose))| {
+        let at = result.iter().zip(expected).position(|(a, b)| a != b).unwrap_or_default();
+        // Programs have many words: what is around the first that differs.
+        let words = |all: &[u64]| all[at.saturating_sub(2).min(all.len())..all.len().min(at + 4)].to_vec();
+        let given = &inputs[..inputs.len().min(6)];
+        format!(
+            "{} of {} cases differ; {given:x?} gives {:x?} (word {at}), {whose} {:x?}",
+            different.len(),
+            cases.len(),
+            words(result),
+            words(expected)
+        )
+    }))
+}
+
+/// What the check's kernel makes of cases, one after the other.
+fn outputs(check: &Check, device: &Device, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, DriverError> {
+    let module = Module::load(device, &check.ptx, &format!("sm_{}", check.architecture))?;
+    let kernel = module.function("k")?;
+    let words = cases.concat();
+    let inputs = DeviceBuffer::alloc(device, 8 * words.len().max(1))?;
+    inputs.write(0, bytemuck::cast_slice(&words))?;
+    let mut results = vec![0u64; cases.len() * check.outputs.len()];
+    let outputs = DeviceBuffer::alloc(device, 8 * results.len())?;
+    outputs.write(0, bytemuck::cast_slice(&results))?;
+    let parameter = Check::parameter(inputs.address(), outputs.address(), cases.len());
+    let stream = Stream::new(device)?;
+    let (grid, block) = ([check.grid(cases.len()), 1, 1], [check.threads, 1, 1]);
+    // SAFETY: the kernel takes these three words; both buffers outlive the wait for the stream, hold as many cases as it
+    // says, and nothing else uses them.
+    unsafe { kernel.launch(grid, block, check.shared_bytes, stream.handle(), &parameter) }?;
+    stream.synchronize()?;
+    outputs.read(0, bytemuck::cast_slice_mut(&mut results))?;
+    Ok(results.chunks_exact(check.outputs.len()).map(<[u64]>::to_vec).collect())
+}
