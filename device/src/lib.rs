@@ -12,6 +12,7 @@ pub mod format;
 pub mod kernels;
 pub mod params;
 #[cfg(target_arch = "nvptx64")]
+#[allow(dead_code, reason = "no module's kernels use every instruction")]
 mod ptx;
 
 /// Device code never panics: every bound is checked by construction, and this must be unreachable.

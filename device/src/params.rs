@@ -122,15 +122,15 @@ pub struct QuantizeParams {
     pub expert_scales: u64,
     /// u32: bits of the tensor's largest magnitude (`PerTensor`).
     pub amax_bits: u64,
-    /// `[rows, stride]` f16 for `quantize`, `[rows, k/2]` code bytes for `quantize_codes`.
+    /// `[rows, stride]` f16 for `quantize`, `[rows, stride/2]` code bytes for `quantize_codes`.
     pub output: u64,
-    /// `[rows, k/16]` scale bytes for `quantize_codes`, else 0.
+    /// `[rows, stride/16]` scale bytes for `quantize_codes`, else 0.
     pub block_scales: u64,
     /// `[rows]` f32: decode scale of each row.
     pub row_scales: u64,
     /// Columns, a multiple of 16.
     pub k: u32,
-    /// Columns of the output, `k` padded to whole weight tiles; the padding becomes zeros.
+    /// Columns of the output, `k` padded to whole weight tiles; the padding becomes zeros, or codes and scales of zeros.
     pub stride: u32,
     /// [`Element`].
     pub element: u32,
@@ -166,11 +166,13 @@ pub struct GroupedGemmParams {
     pub weights: u64,
     /// Bytes from one expert's matrix to the next.
     pub expert_bytes: u64,
-    /// `[.., stride]` f16 activations.
+    /// Activations: `[.., stride]` f16, or `[.., stride/2]` bytes of codes where the tensor cores are FP4.
     pub activations: u64,
+    /// `[.., stride/16]` scale bytes of the codes, else 0.
+    pub block_scales: u64,
     /// `[slots]` u32: activation row of each slot, or 0: the slot itself.
     pub gather: u64,
-    /// f32 decode scale of each activation row.
+    /// f32 decode scale of each activation row, or 0: each expert's input scale.
     pub row_scales: u64,
     /// `[experts]` [`ExpertScales`].
     pub expert_scales: u64,
@@ -178,8 +180,10 @@ pub struct GroupedGemmParams {
     pub expert_offset: u64,
     /// `[experts + 1]` u32: first token tile of each expert.
     pub tile_offset: u64,
-    /// `[slots, columns]` f32.
+    /// `[slots, columns]` f32, or `[slots, stride/2]` bytes of codes under the experts' second input scale.
     pub output: u64,
+    /// `[slots, stride/16]` scale bytes of the output's codes; 0 where the output is f32.
+    pub output_scales: u64,
     /// Columns of the output: intermediate or hidden.
     pub columns: u32,
     /// Tiles of weight rows of an expert.
@@ -190,10 +194,10 @@ pub struct GroupedGemmParams {
     pub experts: u32,
     /// [`Epilogue`].
     pub epilogue: u32,
+    /// Columns of the activations that mean something.
+    pub k: u32,
     /// Activation of the first GEMM.
     pub activation: ActivationParams,
-    /// Zero.
-    pub padding: u32,
 }
 
 /// `combine`: the weighted sum of a token's slots.

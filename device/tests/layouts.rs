@@ -6,6 +6,7 @@ use nvfp4_moe_device::format::packed::{
 use nvfp4_moe_device::format::scale_atom;
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
 use nvfp4_moe_device::format::tile_mma::MmaTile;
+use nvfp4_moe_device::format::tile_mxf4::{ActivationStage, Mxf4Tile, weight_scale_lane, weight_scale_row};
 
 fn tile_is_a_bijection<T: TileOrder>() {
     let mut nibbles = vec![false; T::CODE_BYTES * 2];
@@ -34,6 +35,52 @@ fn tile_is_a_bijection<T: TileOrder>() {
 fn tiles_are_bijections() {
     tile_is_a_bijection::<MmaTile>();
     tile_is_a_bijection::<CpuTile>();
+    tile_is_a_bijection::<Mxf4Tile>();
+}
+
+#[test]
+fn stored_words_keep_their_nibbles() {
+    fn check<T: TileOrder>() {
+        for nibbles in [0, 0x7654_3210, 0xFEDC_BA98, 0x0F0F_F0F0, u32::MAX] {
+            assert_eq!(T::nibbles(T::stored(nibbles)), nibbles);
+        }
+    }
+    check::<MmaTile>();
+    check::<CpuTile>();
+    check::<Mxf4Tile>();
+}
+
+#[test]
+fn activation_stages_are_bijections() {
+    let rows = 128;
+    let mut chunks: Vec<usize> = (0..rows * ActivationStage::CHUNKS)
+        .map(|i| {
+            let (row, chunk) = (i / ActivationStage::CHUNKS, i % ActivationStage::CHUNKS);
+            let offset = ActivationStage::chunk_offset(row, chunk);
+            assert_eq!(ActivationStage::chunk_position(offset), (row, chunk));
+            offset
+        })
+        .collect();
+    chunks.sort_unstable();
+    assert!(chunks.into_iter().eq((0..rows * ActivationStage::CHUNKS).map(|i| i * 16)));
+    let mut scales: Vec<usize> = (0..rows)
+        .map(|row| {
+            let offset = ActivationStage::scale_offset(row);
+            assert_eq!(ActivationStage::scale_row(offset), row);
+            offset
+        })
+        .collect();
+    scales.sort_unstable();
+    assert!(scales.into_iter().eq((0..rows).map(|i| i * ActivationStage::ROW_SCALE_BYTES)));
+}
+
+#[test]
+fn every_lane_holds_the_scales_of_one_row() {
+    for row in 0..Mxf4Tile::ROWS {
+        let (pair, lane) = weight_scale_lane(row);
+        assert_eq!(weight_scale_row(pair, lane), row);
+        assert!(lane < 32);
+    }
 }
 
 fn matrix_places_are_distinct<T: TileOrder>(rows: usize, k: usize) {
@@ -58,6 +105,7 @@ fn matrix_places_are_distinct<T: TileOrder>(rows: usize, k: usize) {
 fn matrices_of_odd_sizes_have_distinct_places() {
     for (rows, k) in [(16, 16), (176, 320), (320, 176), (352, 80), (64, 96), (2 * 176, 320)] {
         matrix_places_are_distinct::<MmaTile>(rows, k);
+        matrix_places_are_distinct::<Mxf4Tile>(rows, k);
         matrix_places_are_distinct::<CpuTile>(rows, k);
     }
     assert_eq!(MatrixLayout::<CpuTile>::new(176, 320).bytes(), 176 * 320 * 9 / 16, "the CPU order pads nothing");

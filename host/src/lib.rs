@@ -10,6 +10,7 @@ pub mod device_limits;
 pub mod driver;
 pub mod harness;
 pub mod io;
+pub mod kernel_family;
 pub mod load;
 pub mod plan;
 pub mod routing;

@@ -21,6 +21,17 @@ pub enum LoadError {
     /// An activation parameter without a meaning.
     #[error(transparent)]
     Activation(#[from] ActivationError),
+    /// The plan is for a GPU with other kernels, whose weights are packed in another order.
+    #[error(
+        "the plan is for the kernels of compute capability {}.{}, but this GPU has {}.{}; plan with this GPU's limits",
+        .planned.0, .planned.1, .found.0, .found.1
+    )]
+    OtherKernels {
+        /// Compute capability of the plan's limits.
+        planned: (u32, u32),
+        /// Compute capability of the GPU.
+        found: (u32, u32),
+    },
     /// The source could not give an expert.
     #[error("expert {expert} could not be read: {source}")]
     Source {

@@ -2,13 +2,15 @@
 //!
 //! [`Plan::new`] is pure: the same layer, limits and tokens give the same plan, with or without a GPU.
 
-use nvfp4_moe_device::format::packed::{LayerLayout, TileOrder};
-use nvfp4_moe_device::format::tile_mma::MmaTile;
-use nvfp4_moe_device::kernels::{grouped_gemm::sm80, route};
+use nvfp4_moe_device::format::BLOCK;
+use nvfp4_moe_device::kernels::grouped_gemm::Variant;
+use nvfp4_moe_device::kernels::route;
 use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
 
 use crate::device_limits::DeviceLimits;
+use crate::io::ScaleMode;
+use crate::kernel_family::{KernelFamily, PackedMatrix};
 use crate::shape::ShapeError;
 use crate::spec::LayerSpec;
 
@@ -65,8 +67,8 @@ pub enum PlanError {
     },
 }
 
-/// One part of the workspace. h and y, and the activations of both GEMMs, share one region each: the one is dead
-/// before the other is written.
+/// One part of the workspace. h and y share a region, and so do the portable kernels' activations of both GEMMs: the one
+/// is dead before the other is written. A region that the kernels do not need has no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {
     /// u32 `[chunks, experts]`: routing counts.
@@ -83,8 +85,14 @@ pub enum Region {
     Amax,
     /// f32 `[rows]`: decode scale of each activation row.
     RowScales,
-    /// f16 `[rows, padded k]`: quantized activations of the GEMM at hand.
+    /// Quantized activations, rows of padded k. Portable: f16, of the GEMM at hand. FP4: codes, of the first GEMM.
     Activations,
+    /// FP4: block scales of the first GEMM's activations.
+    BlockScales,
+    /// FP4: codes of the second GEMM's activations.
+    SecondActivations,
+    /// FP4: their block scales.
+    SecondBlockScales,
     /// f32 `[slots, intermediate]`, then `[slots, hidden]`: h, then y.
     SlotValues,
 }
@@ -101,6 +109,7 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
+const REGIONS: usize = 12;
 
 /// Everything about running one layer on one device, to the byte.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,8 +117,10 @@ pub struct Plan {
     spec: LayerSpec,
     limits: DeviceLimits,
     max_tokens: usize,
-    regions: [RegionSpan; 9],
+    regions: [RegionSpan; REGIONS],
     workspace_bytes: u64,
+    kernels: KernelFamily,
+    matrices: [PackedMatrix; 2],
 }
 
 impl Plan {
@@ -126,7 +137,8 @@ impl Plan {
         if limits.compute_capability < (8, 0) {
             return Err(PlanError::UnsupportedArchitecture { found: limits.compute_capability });
         }
-        let widest_tile = sm80::TILES.iter().map(|tile| u64::from(tile.shared_bytes())).max().unwrap_or(0);
+        let kernels = KernelFamily::of(limits.compute_capability);
+        let widest_tile = kernels.variants().iter().map(|tile| u64::from(tile.shared_bytes)).max().unwrap_or(0);
         let route_bytes = u64::from(route::shared_bytes(spec.experts.count as u32));
         // What a block gets without asking is enough for 1,500 experts.
         let (widest_block, default_block) = (u64::from(limits.shared_bytes_per_block), 48 * 1024);
@@ -139,19 +151,20 @@ impl Plan {
         }
         // Entries, and 16-byte chunks of the activations, are counted in 32 bits.
         let shape = &spec.shape;
-        let widest = shape.hidden.max(shape.intermediate).next_multiple_of(MmaTile::K);
+        let matrices = [false, true].map(|second| kernels.packed_matrix(&spec, second));
+        let widest = matrices[0].stride.max(matrices[1].stride);
         let limit = (u32::MAX as usize / 2) / (shape.topk * widest.div_ceil(8));
         if max_tokens > limit {
             return Err(PlanError::TooManyTokens { max_tokens, limit });
         }
 
         let mut end = 0;
-        let regions = region_bytes(&spec, max_tokens).map(|(region, bytes)| {
+        let regions = region_bytes(&spec, kernels, &matrices, max_tokens).map(|(region, bytes)| {
             let span = RegionSpan { region, offset: end, bytes };
             end = (end + bytes).next_multiple_of(REGION_ALIGNMENT);
             span
         });
-        let plan = Self { spec, limits: *limits, max_tokens, regions, workspace_bytes: end };
+        let plan = Self { spec, limits: *limits, max_tokens, regions, workspace_bytes: end, kernels, matrices };
         if plan.weights_bytes() + end > limits.total_memory_bytes {
             return Err(PlanError::DeviceMemory {
                 weights_bytes: plan.weights_bytes(),
@@ -180,27 +193,35 @@ impl Plan {
         self.max_tokens
     }
 
-    /// Which kernels run, and why.
+    /// Which kernels run.
     #[must_use]
-    pub fn kernels(&self) -> String {
-        let (major, minor) = self.limits.compute_capability;
-        format!(
-            "portable (f16 mma.sync, exact dequantization), for compute capability 8.0 and newer; this GPU has \
-             {major}.{minor}"
-        )
+    pub const fn kernels(&self) -> KernelFamily {
+        self.kernels
     }
 
-    /// Order of the packed weights.
+    /// The packed first (gate and up) or second (down) matrix.
     #[must_use]
-    pub const fn weights_layout(&self) -> LayerLayout<MmaTile> {
-        let shape = &self.spec.shape;
-        LayerLayout::new(shape.hidden, shape.intermediate, self.spec.experts.count, self.spec.activation.is_gated())
+    pub const fn matrix(&self, second: bool) -> &PackedMatrix {
+        &self.matrices[second as usize]
+    }
+
+    /// Whether the first GEMM quantizes its own results, because the scales of h are known beforehand.
+    #[must_use]
+    pub fn fuses_quantization(&self) -> bool {
+        self.kernels == KernelFamily::Fp4 && self.spec.scales == ScaleMode::Static
+    }
+
+    /// Bytes of packed weights.
+    #[must_use]
+    pub const fn packed_bytes(&self) -> u64 {
+        let [l1, l2] = &self.matrices;
+        (self.spec.experts.count * (l1.bytes + l2.bytes)) as u64
     }
 
     /// First byte of the experts' scales, behind the packed weights.
     #[must_use]
     pub const fn scales_offset(&self) -> u64 {
-        (self.weights_layout().bytes() as u64).next_multiple_of(REGION_ALIGNMENT)
+        self.packed_bytes().next_multiple_of(REGION_ALIGNMENT)
     }
 
     /// Bytes of packed weights and scales.
@@ -227,39 +248,47 @@ impl Plan {
         self.regions[region as usize]
     }
 
-    /// Variant of the grouped GEMM for a call with this many tokens: an index into [`sm80::TILES`]. Every variant gives
-    /// the same bits.
+    /// Variant of the grouped GEMM for a call with this many tokens: an index into [`KernelFamily::variants`]. Every
+    /// variant gives the same bits.
     ///
     /// The smallest token tile that holds nearly twice the expected slots of an expert, so that few experts need a
     /// second tile and read their weights again.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
         let expected = tokens * self.spec.shape.topk * 7 / (self.spec.shape.experts * 4);
-        let fits = |tile: &sm80::TileShape| tile.slots() >= expected;
-        sm80::TILES.iter().position(fits).unwrap_or(sm80::TILES.len() - 1)
+        let variants = self.kernels.variants();
+        variants.iter().position(|variant| variant.slots >= expected).unwrap_or(variants.len() - 1)
     }
 
-    /// Blocks of a persistent grouped GEMM with this tile: as many as are resident at once.
+    /// Blocks of a persistent grouped GEMM: as many as are resident at once.
     #[must_use]
-    pub fn persistent_blocks(&self, tile: usize) -> u32 {
-        let tile = &sm80::TILES[tile];
+    pub fn persistent_blocks(&self, variant: &Variant) -> u32 {
         // A block reserves 1 KiB of shared memory for itself.
-        let by_shared = self.limits.shared_bytes_per_multiprocessor / (tile.shared_bytes() + 1024);
-        let by_registers = self.limits.registers_per_multiprocessor / (sm80::THREADS * tile.registers);
-        let by_threads = self.limits.max_threads_per_multiprocessor / sm80::THREADS;
+        let by_shared = self.limits.shared_bytes_per_multiprocessor / (variant.shared_bytes + 1024);
+        let by_registers = self.limits.registers_per_multiprocessor / (variant.threads * variant.registers);
+        let by_threads = self.limits.max_threads_per_multiprocessor / variant.threads;
         self.limits.multiprocessors * by_shared.min(by_registers).min(by_threads).max(1)
     }
 }
 
 /// The one list of regions: it both counts and carves.
-fn region_bytes(spec: &LayerSpec, max_tokens: usize) -> [(Region, u64); 9] {
+fn region_bytes(
+    spec: &LayerSpec,
+    kernels: KernelFamily,
+    matrices: &[PackedMatrix; 2],
+    max_tokens: usize,
+) -> [(Region, u64); REGIONS] {
     let shape = &spec.shape;
     let slots = max_tokens * shape.topk;
     let chunks = slots.div_ceil(route::CHUNK_ENTRIES as usize);
     let l1_rows = if spec.quantizes_tokens() { max_tokens } else { slots };
-    let l1_elems = l1_rows * shape.hidden.next_multiple_of(MmaTile::K);
-    let l2_elems = slots * shape.intermediate.next_multiple_of(MmaTile::K);
+    let [l1_elems, l2_elems] = [l1_rows * matrices[0].stride, slots * matrices[1].stride];
     let experts = spec.experts.count;
+    // Activations and block scales of the first GEMM, then of the second.
+    let activations = match kernels {
+        KernelFamily::Portable => [l1_elems.max(l2_elems) * 2, 0, 0, 0],
+        KernelFamily::Fp4 => [l1_elems / 2, l1_elems / BLOCK, l2_elems / 2, l2_elems / BLOCK],
+    };
     [
         (Region::ChunkCounts, chunks * experts * 4),
         (Region::ExpertOffset, (experts + 1) * 4),
@@ -268,7 +297,10 @@ fn region_bytes(spec: &LayerSpec, max_tokens: usize) -> [(Region, u64); 9] {
         (Region::EntrySlot, slots * 4),
         (Region::Amax, 2 * 4),
         (Region::RowScales, l1_rows.max(slots) * 4),
-        (Region::Activations, l1_elems.max(l2_elems) * 2),
+        (Region::Activations, activations[0]),
+        (Region::BlockScales, activations[1]),
+        (Region::SecondActivations, activations[2]),
+        (Region::SecondBlockScales, activations[3]),
         (Region::SlotValues, slots * shape.hidden.max(shape.intermediate) * 4),
     ]
     .map(|(region, bytes)| (region, bytes as u64))

@@ -1,18 +1,17 @@
 //! The launches of one forward, as data: which kernel, with which grid and argument. Pure; whoever runs kernels (the
 //! CUDA engine) walks through the list.
 
-use bytemuck::Zeroable;
-use nvfp4_moe_device::format::packed::TileOrder;
-use nvfp4_moe_device::format::tile_mma::MmaTile;
 use nvfp4_moe_device::kernels::activation::{self, ActivationParams};
-use nvfp4_moe_device::kernels::{amax, combine, grouped_gemm::sm80, pack, quantize, route};
+use nvfp4_moe_device::kernels::grouped_gemm::Variant;
+use nvfp4_moe_device::kernels::{amax, combine, pack, quantize, route};
 use nvfp4_moe_device::params::{
-    CombineParams, Element, Epilogue, GroupedGemmParams, PackParams, QuantizeParams, RouteParams, RowScale, Rows,
-    TokenCount,
+    CombineParams, Element, Epilogue, GroupedGemmParams, PackParams, QuantizeParams, ReadParams, RouteParams, RowScale,
+    Rows, TokenCount,
 };
 
 use crate::activation::Activation;
 use crate::io::ScaleMode;
+use crate::kernel_family::KernelFamily;
 use crate::plan::{Plan, Region};
 
 /// A stage of the forward, as it is called in reports.
@@ -64,6 +63,8 @@ pub enum Params {
     Combine(CombineParams),
     /// Of `pack`.
     Pack(PackParams),
+    /// Of `read_all`, which is in no schedule.
+    Read(ReadParams),
 }
 
 /// One launch.
@@ -122,12 +123,6 @@ impl CallAddresses {
     }
 }
 
-/// Kernels with dynamic shared memory, and how much they take at most: a driver must be told beforehand.
-#[must_use]
-pub fn shared_bytes_of_kernels() -> Vec<(&'static str, u32)> {
-    sm80::KERNELS.into_iter().zip(sm80::TILES).map(|(kernel, tile)| (kernel, tile.shared_bytes())).collect()
-}
-
 /// The kernels' form of an activation.
 #[must_use]
 pub fn activation_params(activation: Activation) -> ActivationParams {
@@ -154,7 +149,7 @@ pub struct Schedule<'a> {
     weights: u64,
     workspace: u64,
     call: CallAddresses,
-    tile: usize,
+    variant: &'static Variant,
 }
 
 impl<'a> Schedule<'a> {
@@ -163,7 +158,7 @@ impl<'a> Schedule<'a> {
     /// `call.tokens` is at most the plan's; `tile` is the grouped GEMM's variant (see [`Plan::tile`]).
     #[must_use]
     pub const fn new(plan: &'a Plan, weights: u64, workspace: u64, call: CallAddresses, tile: usize) -> Self {
-        Self { plan, weights, workspace, call, tile }
+        Self { plan, weights, workspace, call, variant: &plan.kernels().variants()[tile] }
     }
 
     /// Launches of one stage, in order.
@@ -178,7 +173,11 @@ impl<'a> Schedule<'a> {
         match stage {
             Stage::Route => self.route(launch),
             Stage::QuantizeL1 | Stage::QuantizeL2 => {
-                let (amax, quantize) = self.quantize(stage == Stage::QuantizeL2);
+                let second = stage == Stage::QuantizeL2;
+                if second && self.plan.fuses_quantization() {
+                    return Ok(());
+                }
+                let (amax, quantize) = self.quantize(second);
                 if self.plan.spec().scales == ScaleMode::PerTensor {
                     launch(&amax)?;
                 }
@@ -234,7 +233,7 @@ impl<'a> Schedule<'a> {
             first_expert: spec.experts.first as u32,
             experts: self.experts(),
             chunks,
-            token_tile: sm80::TILES[self.tile].slots() as u32,
+            token_tile: self.variant.slots as u32,
             padding: 0,
         };
         let over = |kernel, blocks| Launch {
@@ -257,6 +256,15 @@ impl<'a> Schedule<'a> {
         let spec = self.plan.spec();
         let a_row_a_token = !second && spec.quantizes_tokens();
         let k = if second { spec.shape.intermediate } else { spec.shape.hidden };
+        let (kernel, output, block_scales) = match (self.plan.kernels(), second) {
+            (KernelFamily::Portable, _) => ("quantize", self.at(Region::Activations), 0),
+            (KernelFamily::Fp4, false) => {
+                ("quantize_codes", self.at(Region::Activations), self.at(Region::BlockScales))
+            }
+            (KernelFamily::Fp4, true) => {
+                ("quantize_codes", self.at(Region::SecondActivations), self.at(Region::SecondBlockScales))
+            }
+        };
         let params = QuantizeParams {
             tokens: self.tokens(),
             input: if second { self.at(Region::SlotValues) } else { self.call.hidden },
@@ -264,11 +272,11 @@ impl<'a> Schedule<'a> {
             expert_offset: self.at(Region::ExpertOffset),
             expert_scales: self.expert_scales(),
             amax_bits: self.at(Region::Amax) + if second { 4 } else { 0 },
-            output: self.at(Region::Activations),
-            block_scales: 0,
+            output,
+            block_scales,
             row_scales: self.at(Region::RowScales),
             k: k as u32,
-            stride: k.next_multiple_of(MmaTile::K) as u32,
+            stride: self.plan.matrix(second).stride as u32,
             element: if second { Element::F32 } else { self.call.hidden_element } as u32,
             rows: if a_row_a_token { Rows::Token } else { Rows::Slot } as u32,
             row_scale: match spec.scales {
@@ -289,7 +297,7 @@ impl<'a> Schedule<'a> {
             params: Params::Quantize(params),
         };
         let quantize = Launch {
-            kernel: "quantize",
+            kernel,
             grid: [rows, 1, 1],
             threads: quantize::THREADS,
             shared_bytes: quantize::SHARED_BYTES,
@@ -300,40 +308,52 @@ impl<'a> Schedule<'a> {
 
     fn grouped_gemm(&self, second: bool) -> Launch {
         let spec = self.plan.spec();
-        let layout = self.plan.weights_layout();
-        let matrix = if second { layout.l2() } else { layout.l1() };
+        let matrix = self.plan.matrix(second);
+        let fp4 = self.plan.kernels() == KernelFamily::Fp4;
+        let (activations, block_scales) = match (fp4, second) {
+            (false, _) => (self.at(Region::Activations), 0),
+            (true, false) => (self.at(Region::Activations), self.at(Region::BlockScales)),
+            (true, true) => (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales)),
+        };
+        let (output, output_scales) = if !second && self.plan.fuses_quantization() {
+            (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales))
+        } else {
+            (self.at(Region::SlotValues), 0)
+        };
         let params = GroupedGemmParams {
-            weights: self.weights + if second { layout.l2_offset(0) } else { layout.l1_offset(0) } as u64,
-            expert_bytes: matrix.bytes() as u64,
-            activations: self.at(Region::Activations),
+            weights: self.weights + matrix.offset as u64,
+            expert_bytes: matrix.bytes as u64,
+            activations,
+            block_scales,
             gather: if !second && spec.quantizes_tokens() { self.at(Region::SlotToken) } else { 0 },
-            row_scales: self.at(Region::RowScales),
+            row_scales: if fp4 && spec.scales == ScaleMode::Static { 0 } else { self.at(Region::RowScales) },
             expert_scales: self.expert_scales(),
             expert_offset: self.at(Region::ExpertOffset),
             tile_offset: self.at(Region::TileOffset),
-            output: self.at(Region::SlotValues),
+            output,
+            output_scales,
             columns: if second { spec.shape.hidden } else { spec.shape.intermediate } as u32,
-            row_tiles: matrix.row_tiles() as u32,
-            k_tiles: matrix.k_tiles() as u32,
+            row_tiles: matrix.row_tiles as u32,
+            k_tiles: matrix.k_tiles as u32,
             experts: self.experts(),
-            epilogue: match (second, layout.gated) {
+            epilogue: match (second, spec.activation.is_gated()) {
                 (true, _) => Epilogue::Down,
                 (false, true) => Epilogue::Gated,
                 (false, false) => Epilogue::Ungated,
             } as u32,
+            k: if second { spec.shape.intermediate } else { spec.shape.hidden } as u32,
             activation: activation_params(spec.activation),
-            ..GroupedGemmParams::zeroed()
         };
-        let tile = &sm80::TILES[self.tile];
+        let variant = self.variant;
         // No more tiles than this exist: an expert with slots has at least one, and each slot is in one.
         let slots = self.entries() as usize;
-        let token_tiles = slots.min(slots.div_ceil(tile.slots()) + spec.experts.count);
-        let tiles = token_tiles * (matrix.row_tiles() * MmaTile::ROWS).div_ceil(tile.rows());
+        let token_tiles = slots.min(slots.div_ceil(variant.slots) + spec.experts.count);
+        let tiles = token_tiles * (matrix.row_tiles * matrix.tile_rows).div_ceil(variant.rows);
         Launch {
-            kernel: sm80::KERNELS[self.tile],
-            grid: [self.plan.persistent_blocks(self.tile).min(tiles as u32), 1, 1],
-            threads: sm80::THREADS,
-            shared_bytes: tile.shared_bytes(),
+            kernel: variant.kernel,
+            grid: [self.plan.persistent_blocks(variant).min(tiles as u32), 1, 1],
+            threads: variant.threads,
+            shared_bytes: variant.shared_bytes,
             params: Params::GroupedGemm(params),
         }
     }
@@ -376,7 +396,7 @@ pub struct StagedExpert {
 #[must_use]
 pub fn pack_expert(plan: &Plan, weights: u64, expert: usize, staged: &StagedExpert) -> [Launch; 2] {
     let shape = &plan.spec().shape;
-    let layout = plan.weights_layout();
+    let (first_matrix, second_matrix) = (plan.matrix(false), plan.matrix(true));
     let launch = |params: PackParams, bytes: usize| Launch {
         kernel: "pack",
         grid: [(bytes / 4).div_ceil(pack::THREADS as usize) as u32, 1, 1],
@@ -384,13 +404,14 @@ pub fn pack_expert(plan: &Plan, weights: u64, expert: usize, staged: &StagedExpe
         shared_bytes: 0,
         params: Params::Pack(params),
     };
-    let (first, second) = if layout.gated { (staged.gate, staged.up) } else { (staged.up, (0, 0)) };
+    let (first, second) =
+        if plan.spec().activation.is_gated() { (staged.gate, staged.up) } else { (staged.up, (0, 0)) };
     let l1 = PackParams {
         codes: first.0,
         scales: first.1,
         up_codes: second.0,
         up_scales: second.1,
-        output: weights + layout.l1_offset(expert) as u64,
+        output: weights + (first_matrix.offset + expert * first_matrix.bytes) as u64,
         rows: shape.intermediate as u32,
         k: shape.hidden as u32,
     };
@@ -399,9 +420,9 @@ pub fn pack_expert(plan: &Plan, weights: u64, expert: usize, staged: &StagedExpe
         scales: staged.down.1,
         up_codes: 0,
         up_scales: 0,
-        output: weights + layout.l2_offset(expert) as u64,
+        output: weights + (second_matrix.offset + expert * second_matrix.bytes) as u64,
         rows: shape.hidden as u32,
         k: shape.intermediate as u32,
     };
-    [launch(l1, layout.l1().bytes()), launch(l2, layout.l2().bytes())]
+    [launch(l1, first_matrix.bytes), launch(l2, second_matrix.bytes)]
 }

@@ -22,8 +22,13 @@ pub struct Architecture {
 }
 
 /// All of them.
-pub const ARCHITECTURES: [Architecture; 1] =
-    [Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 }];
+pub const ARCHITECTURES: [Architecture; 2] = [
+    Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 },
+    Architecture { name: "emulator:sm_120a", compute_capability: (12, 0), shared_bytes_per_block: 99 * 1024 },
+];
+
+/// Instructions of a warp after which a kernel hangs: far above what any check needs, and some seconds.
+const MAX_INSTRUCTIONS: u64 = 1 << 26;
 
 impl Architecture {
     /// The architecture of this name.
@@ -50,9 +55,14 @@ impl Architecture {
     /// A device of this architecture with fresh memory.
     #[must_use]
     pub fn device(&self, config: Config) -> Device {
+        self.device_with(config, None)
+    }
+
+    fn device_with(&self, config: Config, replacement: Option<Arc<Module>>) -> Device {
         Device::from_backend(Arc::new(Emulated {
             name: format!("{}, every access checked", self.name),
             limits: self.limits(),
+            replacement,
             state: Mutex::new(State { emulator: Emulator::new(config), ..State::default() }),
         }))
     }
@@ -62,7 +72,15 @@ impl Architecture {
     /// # Errors
     /// [`HarnessError`]: the emulator does not know something in them.
     pub fn runner(&self) -> Result<Runner, HarnessError> {
-        Runner::of_device(&self.device(Config::default()), self.name)
+        Runner::of_device(&self.device(Config { max_instructions: MAX_INSTRUCTIONS, ..Config::default() }), self.name)
+    }
+
+    /// Other kernels in place of the shipped ones, of the same names, on a device of this architecture.
+    ///
+    /// # Errors
+    /// [`HarnessError`]: the device cannot be opened.
+    pub fn runner_of(&self, kernels: Module, config: Config) -> Result<Runner, HarnessError> {
+        Runner::of_device(&self.device_with(config, Some(Arc::new(kernels))), self.name)
     }
 }
 
@@ -70,6 +88,8 @@ impl Architecture {
 struct Emulated {
     name: String,
     limits: DeviceLimits,
+    /// What every loaded module becomes.
+    replacement: Option<Arc<Module>>,
     state: Mutex<State>,
 }
 
@@ -187,14 +207,17 @@ impl Memory for Emulated {
 
 impl Kernels for Emulated {
     fn load_module(&self, ptx: &str, target: &str) -> Result<Handle, DriverError> {
-        let module = Module::parse(ptx).map_err(|error| DriverError::ModuleLoad {
-            target: target.to_owned(),
-            code: 0,
-            name: "not given to a driver".to_owned(),
-            log: error.to_string(),
-        })?;
+        let module = match &self.replacement {
+            Some(module) => Arc::clone(module),
+            None => Arc::new(Module::parse(ptx).map_err(|error| DriverError::ModuleLoad {
+                target: target.to_owned(),
+                code: 0,
+                name: "not given to a driver".to_owned(),
+                log: error.to_string(),
+            })?),
+        };
         let mut state = self.state();
-        state.modules.push(Arc::new(module));
+        state.modules.push(module);
         Ok(Handle(state.modules.len() - 1))
     }
 

@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod ci;
+mod mutate;
 mod process;
 mod ptx;
 mod tidy;
@@ -27,6 +28,8 @@ enum Verb {
     Verify(verify::Arguments),
     /// Formatting, clippy, documentation, then everything that `verify` does.
     Ci(ci::Arguments),
+    /// Break the shipped kernels one instruction at a time, and count what the checks of `verify` notice.
+    Mutate(mutate::Arguments),
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
     Tidy,
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Verb::BuildPtx(arguments) => build_ptx::run(&arguments).map(|()| true),
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Ci(arguments) => ci::run(&arguments),
+        Verb::Mutate(arguments) => mutate::run(&arguments),
         Verb::Tidy => tidy::run(),
     };
     match outcome {

@@ -47,6 +47,12 @@ pub fn block_scale(amax_bits: u32, g: f32) -> u8 {
     ue4m3::encode(s)
 }
 
+/// What the elements of a block with this scale are divided by.
+#[inline(always)]
+pub fn divisor(scale: u8, g: f32) -> f32 {
+    ue4m3::decode(scale) * g
+}
+
 /// Quantizes sixteen elements under the decode scale `g`.
 ///
 /// `s = amax / (6 g)`, 1 where that is 0; `scale = ue4m3(clamp(s, 2^-9, 448))`; `code = e2m1(x / (scale * g))`.
@@ -63,11 +69,11 @@ pub fn quantize(x: &[f32; BLOCK], g: f32) -> Block {
     let scale = block_scale(amax_bits, g);
     let mut codes = 0;
     if scale != ue4m3::NAN {
-        let divisor = ue4m3::decode(scale) * g;
+        let divisor = divisor(scale, g);
         let mut i = 0;
         while i < BLOCK {
-            codes |= (e2m1::encode(x[i] / divisor) as u64) << (4 * i);
-            i += 1;
+            codes |= (e2m1::encode_pair(x[i] / divisor, x[i + 1] / divisor) as u64) << (4 * i);
+            i += 2;
         }
     }
     Block { codes, scale }

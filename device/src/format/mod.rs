@@ -11,6 +11,7 @@ pub mod scale_atom;
 pub mod slots;
 pub mod tile_cpu;
 pub mod tile_mma;
+pub mod tile_mxf4;
 pub mod ue4m3;
 
 /// Elements that share one UE4M3 scale: a block, along K.

@@ -36,6 +36,18 @@ pub trait TileOrder {
     fn scale_offset(row: usize, block: usize) -> usize;
     /// Inverse of [`TileOrder::scale_offset`].
     fn scale_position(offset: usize) -> (usize, usize);
+
+    /// How a word of 8 codes is stored; as it is, unless an order says otherwise.
+    #[inline(always)]
+    fn stored(nibbles: u32) -> u32 {
+        nibbles
+    }
+
+    /// Inverse of [`TileOrder::stored`].
+    #[inline(always)]
+    fn nibbles(stored: u32) -> u32 {
+        stored
+    }
 }
 
 /// A packed matrix of `rows` x `k`, padded to whole tiles with zeros; tiles along K first.

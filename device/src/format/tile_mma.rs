@@ -142,4 +142,14 @@ impl TileOrder for MmaTile {
         let inner = offset % FRAGMENT_SCALE_BYTES;
         (fragment * FRAGMENT_ROWS + ((inner % 8) / 4) * 8 + inner / 8, inner % 4)
     }
+
+    #[inline(always)]
+    fn stored(nibbles: u32) -> u32 {
+        spread(nibbles)
+    }
+
+    #[inline(always)]
+    fn nibbles(stored: u32) -> u32 {
+        gather(stored)
+    }
 }

@@ -1,4 +1,4 @@
-//! Packing: the matrices of one expert from the checkpoint's order into the portable engine's tiles.
+//! Packing: the matrices of one expert from the checkpoint's order into the tiles of the module's GPUs.
 //!
 //! One thread a 32-bit word of the output, found by the layout's inverse map, so every byte is written exactly once,
 //! the padding with zeros.
@@ -11,11 +11,12 @@ mod device {
     #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
     use super::THREADS;
+    use crate::format::BLOCK;
     use crate::format::packed::{Half, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row};
-    use crate::format::{
-        BLOCK,
-        tile_mma::{MmaTile, spread},
-    };
+    #[cfg(nvfp4_arch = "sm80")]
+    use crate::format::tile_mma::MmaTile as Tile;
+    #[cfg(nvfp4_arch = "sm120")]
+    use crate::format::tile_mxf4::Mxf4Tile as Tile;
     use crate::kernels::device_rows::div_rem;
     use crate::params::PackParams;
     use crate::ptx::thread::{block_idx_x, thread_idx_x};
@@ -26,7 +27,7 @@ mod device {
         if params.up_codes == 0 {
             return (params.codes as *const u8, params.scales as *const u8, packed_row);
         }
-        match deinterleaved_row(MmaTile::INTERLEAVE, packed_row) {
+        match deinterleaved_row(Tile::INTERLEAVE, packed_row) {
             (Half::Gate, row) => (params.codes as *const u8, params.scales as *const u8, row),
             (Half::Up, row) => (params.up_codes as *const u8, params.up_scales as *const u8, row),
         }
@@ -63,31 +64,31 @@ mod device {
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn pack(params: PackParams) {
         let halves = if params.up_codes == 0 { 1 } else { 2 };
-        let layout = MatrixLayout::<MmaTile>::new(params.rows as usize * halves, params.k as usize);
+        let layout = MatrixLayout::<Tile>::new(params.rows as usize * halves, params.k as usize);
         let offset = (block_idx_x() as usize * THREADS as usize + thread_idx_x() as usize) * 4;
         if offset >= layout.bytes() {
             return;
         }
-        let (tile, inner) = (offset / MmaTile::BYTES, offset % MmaTile::BYTES);
+        let (tile, inner) = (offset / Tile::BYTES, offset % Tile::BYTES);
         // SAFETY: k is at least 16, so there is a tile along K.
         let (row_tile, k_tile) = unsafe { div_rem(tile as u32, layout.k_tiles() as u32) };
-        let (row_base, k_base) = (row_tile as usize * MmaTile::ROWS, k_tile as usize * MmaTile::K);
+        let (row_base, k_base) = (row_tile as usize * Tile::ROWS, k_tile as usize * Tile::K);
         let mut word = 0;
         // SAFETY: positions are checked against the matrix; the word is inside the output.
         unsafe {
-            if inner < MmaTile::CODE_BYTES {
+            if inner < Tile::CODE_BYTES {
                 let mut nibble = 0;
                 while nibble < 8 {
                     let at = NibbleOffset { byte: inner + nibble / 2, high: nibble % 2 == 1 };
-                    let (row, k) = MmaTile::code_position(at);
+                    let (row, k) = Tile::code_position(at);
                     word |= code(&params, row_base + row, k_base + k) << (4 * nibble);
                     nibble += 1;
                 }
-                word = spread(word);
+                word = Tile::stored(word);
             } else {
                 let mut byte = 0;
                 while byte < 4 {
-                    let (row, block) = MmaTile::scale_position(inner - MmaTile::CODE_BYTES + byte);
+                    let (row, block) = Tile::scale_position(inner - Tile::CODE_BYTES + byte);
                     word |= scale(&params, row_base + row, k_base / BLOCK + block) << (8 * byte);
                     byte += 1;
                 }

@@ -170,13 +170,13 @@ pub(crate) mod device {
     /// Rows to codes and block scales.
     ///
     /// # Safety
-    /// As [`quantize`]; `stride == k`.
+    /// As [`quantize`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize_codes(params: QuantizeParams) {
-        // SAFETY: the outputs have k/2 and k/16 bytes a row.
+        // SAFETY: the outputs have stride/2 and stride/16 bytes a row.
         unsafe {
             quantize_row(&params, |row, first, quantized| {
-                let index = (row as usize * params.k as usize + first as usize) / BLOCK;
+                let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
                 let codes = (params.output as *mut u32).add(index * 2);
                 global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
                 *(params.block_scales as *mut u8).add(index) = quantized.scale;

@@ -16,6 +16,19 @@ pub unsafe fn copy_16(shared: u32, global: *const u8, source_bytes: u32) {
     };
 }
 
+/// `cp.async.ca.shared.global` of 8 bytes; as [`copy_16`].
+///
+/// # Safety
+/// As [`copy_16`], with 8 for 16.
+#[inline(always)]
+pub unsafe fn copy_8(shared: u32, global: *const u8, source_bytes: u32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!("cp.async.ca.shared.global [{0}], [{1}], 8, {2};",
+            in(reg32) shared, in(reg64) global, in(reg32) source_bytes, options(nostack))
+    };
+}
+
 /// `cp.async.commit_group`.
 #[inline(always)]
 pub fn commit_group() {

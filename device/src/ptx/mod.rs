@@ -5,6 +5,8 @@ pub mod asynchronous;
 pub mod atomic;
 pub mod global;
 pub mod matrix;
+pub mod matrix_fp4;
+pub mod mbarrier;
 pub mod shared;
 pub mod thread;
 pub mod warp;

@@ -1,6 +1,6 @@
 //! Special registers and the block barrier.
 
-use core::arch::nvptx;
+use core::arch::{asm, nvptx};
 
 /// `%tid.x`.
 #[inline(always)]
@@ -35,4 +35,13 @@ pub fn grid_dim_x() -> u32 {
 pub fn sync_threads() {
     // SAFETY: a barrier touches no memory of ours; that all threads arrive is the kernels' structure.
     unsafe { nvptx::_syncthreads() }
+}
+
+/// `value`, of which the compiler then knows nothing: a loop that counts with it is not unrolled.
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    let same;
+    // SAFETY: registers only.
+    unsafe { asm!("mov.b32 {0}, {1};", out(reg32) same, in(reg32) value, options(pure, nomem, nostack)) };
+    same
 }

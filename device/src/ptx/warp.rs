@@ -38,6 +38,18 @@ pub fn shuffle_up(value: u32, delta: u32) -> u32 {
     shuffled
 }
 
+/// `shfl.sync.bfly.b32`: the value of the lane whose number differs in the bits of `mask`.
+#[inline(always)]
+pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
+    let shuffled;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("shfl.sync.bfly.b32 {0}, {1}, {2}, 31, {3};",
+            out(reg32) shuffled, in(reg32) value, in(reg32) mask, in(reg32) ALL, options(nomem, nostack))
+    };
+    shuffled
+}
+
 /// `bar.warp.sync`: the lanes of a warp, and what they wrote before.
 #[inline(always)]
 pub fn sync_warp() {

@@ -4,15 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::driver::{Device, DriverError, Function, Module, Stream, StreamHandle};
-use crate::schedule::{self, Launch, Params};
+use crate::kernel_family::KernelFamily;
+use crate::schedule::{Launch, Params};
 
-/// PTX of the portable kernels; the driver compiles it for the GPU at hand.
-const PORTABLE_PTX: &str = include_str!("../../ptx/sm_80.ptx");
+/// PTX of a family of kernels; the driver compiles it for the GPU at hand.
+struct Ptx {
+    text: &'static str,
+    target: &'static str,
+    /// CUDA version that the text's ISA version needs.
+    needed_cuda: (u32, u32),
+}
 
-/// CUDA version that the PTX needs (ISA 8.0).
-const NEEDED_CUDA: (u32, u32) = (12, 0);
+/// ISA 8.0.
+const PORTABLE: Ptx = Ptx { text: include_str!("../../ptx/sm_80.ptx"), target: "sm_80", needed_cuda: (12, 0) };
+/// ISA 8.8, the first one that has the family sm_120f.
+const FP4: Ptx = Ptx { text: include_str!("../../ptx/sm_120f.ptx"), target: "sm_120f", needed_cuda: (12, 9) };
 
-const KERNELS: [&str; 9] = [
+const KERNELS: [&str; 10] = [
     "route_single",
     "route_count",
     "route_scan",
@@ -22,6 +30,7 @@ const KERNELS: [&str; 9] = [
     "quantize_codes",
     "combine",
     "pack",
+    "read_all",
 ];
 
 /// The kernels, loaded on one device. Cheap to clone; layers and workspaces of one device share one.
@@ -33,6 +42,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     device: Device,
+    kernels: KernelFamily,
     module: Module,
     functions: BTreeMap<&'static str, Function>,
 }
@@ -43,18 +53,29 @@ impl Engine {
     /// # Errors
     /// [`DriverError`]: a driver too old for the PTX, or a failure of the driver's compiler, with its log.
     pub fn new(device: &Device) -> Result<Self, DriverError> {
-        device.require_driver(NEEDED_CUDA)?;
-        let module = Module::load(device, PORTABLE_PTX, "sm_80")?;
+        let kernels = KernelFamily::of(device.limits().compute_capability);
+        let ptx = match kernels {
+            KernelFamily::Portable => PORTABLE,
+            KernelFamily::Fp4 => FP4,
+        };
+        device.require_driver(ptx.needed_cuda)?;
+        let module = Module::load(device, ptx.text, ptx.target)?;
         let mut functions = BTreeMap::new();
         for kernel in KERNELS {
             functions.insert(kernel, module.function(kernel)?);
         }
-        for (kernel, shared_bytes) in schedule::shared_bytes_of_kernels() {
-            let function = module.function(kernel)?;
-            function.set_max_dynamic_shared(shared_bytes)?;
-            functions.insert(kernel, function);
+        for variant in kernels.variants() {
+            let function = module.function(variant.kernel)?;
+            function.set_max_dynamic_shared(variant.shared_bytes)?;
+            functions.insert(variant.kernel, function);
         }
-        Ok(Self { inner: Arc::new(Inner { device: device.clone(), module, functions }) })
+        Ok(Self { inner: Arc::new(Inner { device: device.clone(), kernels, module, functions }) })
+    }
+
+    /// Which kernels were loaded: those of the device's architecture.
+    #[must_use]
+    pub fn kernels(&self) -> KernelFamily {
+        self.inner.kernels
     }
 
     /// The device.
@@ -105,6 +126,7 @@ impl Engine {
                 Params::GroupedGemm(params) => function.launch(grid, block, shared, stream, params),
                 Params::Combine(params) => function.launch(grid, block, shared, stream, params),
                 Params::Pack(params) => function.launch(grid, block, shared, stream, params),
+                Params::Read(params) => function.launch(grid, block, shared, stream, params),
             }
         }
     }

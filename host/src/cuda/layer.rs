@@ -57,13 +57,18 @@ impl MoeLayer {
     /// raw tensors are ever on the device. `progress` is told (experts done, experts in all).
     ///
     /// # Errors
-    /// [`LoadError`]: tensors that are missing or do not fit the plan, not enough device memory, a driver failure.
+    /// [`LoadError`]: a plan for another GPU, tensors that are missing or do not fit the plan, not enough device
+    /// memory, a driver failure.
     pub fn load(
         engine: &Engine,
         plan: &Plan,
         source: &dyn ExpertSource,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Self, LoadError> {
+        if plan.kernels() != engine.kernels() {
+            let planned = plan.limits().compute_capability;
+            return Err(LoadError::OtherKernels { planned, found: engine.device().limits().compute_capability });
+        }
         let experts = plan.spec().experts;
         let weights = DeviceBuffer::alloc(engine.device(), plan.weights_bytes() as usize)?;
         let stream = Stream::new(engine.device())?;

@@ -1,6 +1,5 @@
 //! A layer on a GPU with host memory in front of it: device buffers made once, copies around every call.
 
-use nvfp4_moe_device::kernels::grouped_gemm::sm80;
 use nvfp4_moe_device::params::Element;
 
 use super::{HarnessError, hidden_element, output_element};
@@ -148,7 +147,7 @@ impl GpuLayer {
     }
 
     pub(super) fn set_tile(&mut self, tile: Option<usize>) -> Result<(), HarnessError> {
-        let have = sm80::TILES.len();
+        let have = self.plan().kernels().variants().len();
         if let Some(got) = tile.filter(|&tile| tile >= have) {
             return Err(HarnessError::NoSuchTile { got, have });
         }

@@ -65,6 +65,12 @@ pub(super) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
+/// Which kernels a plan runs, and why.
+fn chosen_kernels(plan: &Plan) -> String {
+    let (major, minor) = plan.limits().compute_capability;
+    format!("{}; this GPU has {major}.{minor}", plan.kernels().description())
+}
+
 fn needs(checkpoint: &Checkpoint, layer: usize, runner: &Runner, args: &InspectArgs) -> anyhow::Result<Needs> {
     let view = checkpoint.layer(layer)?;
     let experts = ExpertRange::of_rank(view.experts(), args.ranks, 0)?;
@@ -76,7 +82,7 @@ fn needs(checkpoint: &Checkpoint, layer: usize, runner: &Runner, args: &InspectA
         return Ok(Needs {
             layer,
             spec,
-            kernels: plan.kernels(),
+            kernels: chosen_kernels(&plan),
             weights_bytes: plan.weights_bytes(),
             workspace: regions.collect(),
             workspace_bytes: plan.workspace_bytes(),

@@ -30,6 +30,7 @@ fn run(emulator: &mut Emulator, module: &Module, launch: &Launch) -> u64 {
         Params::GroupedGemm(params) => bytemuck::bytes_of(params),
         Params::Combine(params) => bytemuck::bytes_of(params),
         Params::Pack(params) => bytemuck::bytes_of(params),
+        Params::Read(params) => bytemuck::bytes_of(params),
     };
     emulator
         .launch(module, launch.kernel, launch.grid, [launch.threads, 1, 1], launch.shared_bytes, params)

@@ -170,7 +170,9 @@ fn bound(tolerance: Tolerance) -> String {
     match tolerance {
         Tolerance::Bits => "same bits".to_owned(),
         Tolerance::Error { absolute, relative: 0.0 } => format!("{absolute:.1e}"),
-        Tolerance::Error { absolute, relative } if absolute == relative => format!("{absolute:.1e}, relative or absolute"),
+        Tolerance::Error { absolute, relative } if absolute == relative => {
+            format!("{absolute:.1e}, relative or absolute")
+        }
         Tolerance::Error { relative, .. } => format!("relative {relative:.1e}"),
     }
 }

@@ -3,9 +3,8 @@
 use anyhow::Result;
 use nvfp4_moe::io::{HiddenRows, Inputs};
 use nvfp4_moe::weights::RandomInputScales;
-use nvfp4_moe_device::kernels::grouped_gemm::sm80;
 
-use super::setup::{Batch, Hidden, Lab, Layer, MODES, ROW_MODES, SWIGLU, same_bits};
+use super::setup::{Batch, Hidden, Lab, Layer, MODES, ROW_MODES, SWIGLU, gpu, same_bits};
 
 /// Few experts and many tokens, so that a batch uses other tiles than a token alone.
 const SIZES: [usize; 4] = [320, 176, 4, 2];
@@ -80,10 +79,10 @@ pub(super) fn gemm_variants(lab: &Lab<'_>) -> Result<()> {
                 let batch = Batch::new(&layer.spec.shape, tokens, 35);
                 let mut loaded = lab.load(&layer, tokens)?;
                 let planned = loaded.forward_f32(&batch.inputs())?;
-                for tile in 0..sm80::TILES.len() {
+                for (tile, variant) in gpu(&mut loaded)?.plan().kernels().variants().iter().enumerate() {
                     loaded.set_tile(Some(tile))?;
                     let got = loaded.forward_f32(&batch.inputs())?;
-                    let what = format!("{}, {sizes:?}, {tokens} tokens, {mode:?}", sm80::KERNELS[tile]);
+                    let what = format!("{}, {sizes:?}, {tokens} tokens, {mode:?}", variant.kernel);
                     same_bits(&got, &planned, &what)?;
                 }
             }

@@ -10,7 +10,7 @@ use nvfp4_moe::routing::Routing;
 use nvfp4_moe::schedule::{Launch, Params};
 use nvfp4_moe::shape::ExpertRange;
 use nvfp4_moe_device::format::{BLOCK, block, e2m1, float16, ue4m3};
-use nvfp4_moe_device::kernels::{amax, grouped_gemm::sm80, quantize};
+use nvfp4_moe_device::kernels::{amax, quantize};
 use nvfp4_moe_device::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows, TokenCount};
 use safetensors::SafeTensors;
 
@@ -44,13 +44,13 @@ fn poisoned(engine: &Engine, bytes: usize) -> Result<DeviceBuffer> {
     Ok(buffer)
 }
 
-fn uploaded(engine: &Engine, bytes: &[u8]) -> Result<DeviceBuffer> {
+pub(super) fn uploaded(engine: &Engine, bytes: &[u8]) -> Result<DeviceBuffer> {
     let buffer = DeviceBuffer::alloc(engine.device(), bytes.len())?;
     buffer.write(0, bytes)?;
     Ok(buffer)
 }
 
-fn downloaded<T: bytemuck::Pod>(buffer: &DeviceBuffer) -> Result<Vec<T>> {
+pub(super) fn downloaded<T: bytemuck::Pod>(buffer: &DeviceBuffer) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); buffer.len_bytes() / size_of::<T>()];
     buffer.read(0, bytemuck::cast_slice_mut(&mut values))?;
     Ok(values)
@@ -267,7 +267,7 @@ pub(super) fn slots(lab: &Lab<'_>) -> Result<()> {
                 ensure!(slot_token == expected.slot_token, "{what}: slot_token");
                 let entry_slot = region(workspace, plan, Region::EntrySlot, batch.ids.len())?;
                 ensure!(entry_slot == expected.slot_of, "{what}: entry_slot");
-                let token_tile = sm80::TILES[plan.tile(tokens)].slots() as u32;
+                let token_tile = plan.kernels().variants()[plan.tile(tokens)].slots as u32;
                 let mut tiles = vec![0];
                 for slots in offsets.windows(2) {
                     tiles.push(tiles[tiles.len() - 1] + (slots[1] - slots[0]).div_ceil(token_tile));

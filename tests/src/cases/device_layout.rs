@@ -1,15 +1,16 @@
-//! The packed weights of the portable GPU engine, byte for byte: made here by the layout's forward map, by a model of
+//! The packed weights of the GPU engine, byte for byte, in the order of each family of kernels: made here by the layout's forward map, by a model of
 //! the `pack` kernel (which uses the inverse map), and by the kernel itself.
 
 use anyhow::{Result, ensure};
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::checkpoint::RawMatrix;
 use nvfp4_moe::io::ScaleMode;
+use nvfp4_moe::kernel_family::KernelFamily;
 use nvfp4_moe::load::check_expert;
 use nvfp4_moe::shape::ExpertRange;
 use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::format::packed::{Half, LayerLayout, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row};
-use nvfp4_moe_device::format::tile_mma::{MmaTile, spread};
+use nvfp4_moe_device::format::{tile_mma::MmaTile, tile_mxf4::Mxf4Tile};
 use nvfp4_moe_device::params::ExpertScales;
 
 use super::setup::{Lab, Layer, SWIGLU, gpu};
@@ -19,7 +20,12 @@ fn code(raw: &RawMatrix<'_>, row: usize, k: usize) -> u8 {
 }
 
 /// Places one matrix by the forward map: `row_of` is where its row goes.
-fn place(layout: MatrixLayout<MmaTile>, raw: &RawMatrix<'_>, row_of: impl Fn(usize) -> usize, packed: &mut [u8]) {
+pub(super) fn place<T: TileOrder>(
+    layout: MatrixLayout<T>,
+    raw: &RawMatrix<'_>,
+    row_of: impl Fn(usize) -> usize,
+    packed: &mut [u8],
+) {
     for row in 0..raw.rows {
         for k in 0..raw.cols {
             let at = layout.code_offset(row_of(row), k);
@@ -32,20 +38,27 @@ fn place(layout: MatrixLayout<MmaTile>, raw: &RawMatrix<'_>, row_of: impl Fn(usi
     }
 }
 
-/// Stores the codes of a matrix' tiles with their bits apart.
-fn spread_codes(packed: &mut [u8]) {
-    for tile in packed.chunks_exact_mut(MmaTile::BYTES) {
-        for word in tile[..MmaTile::CODE_BYTES].as_chunks_mut::<4>().0 {
-            *word = spread(u32::from_le_bytes(*word)).to_le_bytes();
+/// Puts the codes of a matrix' tiles into their stored form.
+pub(super) fn store_codes<T: TileOrder>(packed: &mut [u8]) {
+    for tile in packed.chunks_exact_mut(T::BYTES) {
+        for word in tile[..T::CODE_BYTES].as_chunks_mut::<4>().0 {
+            *word = T::stored(u32::from_le_bytes(*word)).to_le_bytes();
         }
     }
 }
 
-/// The packed weights of the layer's experts, padding 0.
-fn by_layout(layer: &Layer) -> Vec<u8> {
+/// The packed weights of the layer's experts for a family of kernels, padding 0.
+pub(super) fn by_layout_for(kernels: KernelFamily, layer: &Layer) -> Vec<u8> {
+    match kernels {
+        KernelFamily::Portable => by_layout::<MmaTile>(layer),
+        KernelFamily::Fp4 => by_layout::<Mxf4Tile>(layer),
+    }
+}
+
+fn by_layout<T: TileOrder>(layer: &Layer) -> Vec<u8> {
     let spec = &layer.spec;
     let gated = spec.activation.is_gated();
-    let layout = LayerLayout::<MmaTile>::new(spec.shape.hidden, spec.shape.intermediate, spec.experts.count, gated);
+    let layout = LayerLayout::<T>::new(spec.shape.hidden, spec.shape.intermediate, spec.experts.count, gated);
     let mut packed = vec![0; layout.bytes()];
     for (local, expert) in layer.experts[spec.experts.ids()].iter().enumerate() {
         let l1 = &mut packed[layout.l1_offset(local)..][..layout.l1().bytes()];
@@ -55,18 +68,18 @@ fn by_layout(layer: &Layer) -> Vec<u8> {
         place(layout.l1(), &expert.up.raw(), |row| layout.l1_row(Half::Up, row), l1);
         place(layout.l2(), &expert.down.raw(), |row| row, &mut packed[layout.l2_offset(local)..]);
     }
-    spread_codes(&mut packed);
+    store_codes::<T>(&mut packed);
     packed
 }
 
 /// One matrix (or two, interleaved) as the `pack` kernel makes it: word by word of the output, where everything outside
 /// the matrix is 0.
-fn by_words(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
+fn by_words<T: TileOrder>(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
     let halves = if up.is_some() { 2 } else { 1 };
-    let layout = MatrixLayout::<MmaTile>::new(first.rows * halves, first.cols);
+    let layout = MatrixLayout::<T>::new(first.rows * halves, first.cols);
     let source = |packed_row: usize| match up {
         None => (first, packed_row),
-        Some(up) => match deinterleaved_row(MmaTile::INTERLEAVE, packed_row) {
+        Some(up) => match deinterleaved_row(T::INTERLEAVE, packed_row) {
             (Half::Gate, row) => (first, row),
             (Half::Up, row) => (up, row),
         },
@@ -81,18 +94,18 @@ fn by_words(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
         if row < raw.rows && block < blocks { u32::from(raw.scales[row * blocks + block]) } else { 0 }
     };
     let word = |offset: usize| {
-        let (tile, inner) = (offset / MmaTile::BYTES, offset % MmaTile::BYTES);
-        let row_base = tile / layout.k_tiles() * MmaTile::ROWS;
-        let k_base = tile % layout.k_tiles() * MmaTile::K;
-        if inner >= MmaTile::CODE_BYTES {
+        let (tile, inner) = (offset / T::BYTES, offset % T::BYTES);
+        let row_base = tile / layout.k_tiles() * T::ROWS;
+        let k_base = tile % layout.k_tiles() * T::K;
+        if inner >= T::CODE_BYTES {
             return (0..4).fold(0, |word, byte| {
-                let (row, block) = MmaTile::scale_position(inner - MmaTile::CODE_BYTES + byte);
+                let (row, block) = T::scale_position(inner - T::CODE_BYTES + byte);
                 word | scale_at(row_base + row, k_base / BLOCK + block) << (8 * byte)
             });
         }
-        spread((0..8).fold(0, |word, nibble| {
+        T::stored((0..8).fold(0, |word, nibble| {
             let at = NibbleOffset { byte: inner + nibble / 2, high: nibble % 2 == 1 };
-            let (row, k) = MmaTile::code_position(at);
+            let (row, k) = T::code_position(at);
             word | code_at(row_base + row, k_base + k) << (4 * nibble)
         }))
     };
@@ -100,7 +113,7 @@ fn by_words(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> Vec<u8> {
 }
 
 /// Ragged in both axes, with and without a gate, some with nothing to pad.
-fn layers() -> Vec<Layer> {
+pub(super) fn layers() -> Vec<Layer> {
     let layer = |sizes, activation| Layer::new(sizes, activation, ScaleMode::Static);
     vec![
         layer([80, 176, 5, 2], SWIGLU).on_rank(ExpertRange { first: 1, count: 3 }),
@@ -112,18 +125,23 @@ fn layers() -> Vec<Layer> {
 }
 
 pub(super) fn pack_model(_: &Lab<'_>) -> Result<()> {
+    pack_model_of::<MmaTile>()?;
+    pack_model_of::<Mxf4Tile>()
+}
+
+fn pack_model_of<T: TileOrder>() -> Result<()> {
     for layer in layers() {
-        let by_layout = by_layout(&layer);
+        let by_layout = by_layout::<T>(&layer);
         let mut by_words_of_all = Vec::new();
         let experts = &layer.experts[layer.spec.experts.ids()];
         for expert in experts {
             by_words_of_all.extend(match &expert.gate {
-                Some(gate) => by_words(&gate.raw(), Some(&expert.up.raw())),
-                None => by_words(&expert.up.raw(), None),
+                Some(gate) => by_words::<T>(&gate.raw(), Some(&expert.up.raw())),
+                None => by_words::<T>(&expert.up.raw(), None),
             });
         }
         for expert in experts {
-            by_words_of_all.extend(by_words(&expert.down.raw(), None));
+            by_words_of_all.extend(by_words::<T>(&expert.down.raw(), None));
         }
         same_bytes(&by_words_of_all, &by_layout, &format!("{:?}", layer.spec))?;
     }
@@ -136,8 +154,8 @@ pub(super) fn packed_weights(lab: &Lab<'_>) -> Result<()> {
         let mut loaded = lab.load(&layer, 1)?;
         let gpu = gpu(&mut loaded)?;
         let plan = gpu.plan();
-        let expected = by_layout(&layer);
-        ensure!(plan.weights_layout().bytes() == expected.len(), "{what}: another size");
+        let expected = by_layout_for(plan.kernels(), &layer);
+        ensure!(plan.packed_bytes() == expected.len() as u64, "{what}: another size");
         let mut packed = vec![0; expected.len()];
         gpu.layer().weights().read(0, &mut packed)?;
         same_bytes(&packed, &expected, &what)?;

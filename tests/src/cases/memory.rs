@@ -13,7 +13,6 @@ use nvfp4_moe::spec::LayerSpec;
 use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 use nvfp4_moe_device::format::tile_mma::MmaTile;
 use nvfp4_moe_device::format::{BLOCK, packed::TileOrder};
-use nvfp4_moe_device::kernels::grouped_gemm::sm80;
 use nvfp4_moe_device::kernels::route::CHUNK_ENTRIES;
 
 use super::setup::{Batch, Lab, Layer, MODES, SWIGLU, gpu, same_bits};
@@ -24,44 +23,74 @@ const ALIGNMENT: u64 = 256;
 const GRANULE: u64 = 2 << 20;
 
 /// Bytes of a region, from its documentation.
-fn documented_bytes(spec: &LayerSpec, tokens: usize, region: Region) -> u64 {
+fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) -> u64 {
     let MoeShape { hidden, intermediate, topk, .. } = spec.shape;
     let (slots, experts) = (tokens * topk, spec.experts.count);
-    let padded = |k: usize| k.div_ceil(MmaTile::K) * MmaTile::K;
+    let padded = |k: usize| if fp4 { k.div_ceil(128) * 128 } else { k.div_ceil(MmaTile::K) * MmaTile::K };
     let rows = if spec.scales == ScaleMode::Static && !spec.shared_l1_scale { slots } else { tokens };
+    let (first, second) = (rows * padded(hidden), slots * padded(intermediate));
     let bytes = match region {
         Region::ChunkCounts => slots.div_ceil(CHUNK_ENTRIES as usize) * experts * 4,
         Region::ExpertOffset | Region::TileOffset => (experts + 1) * 4,
         Region::SlotToken | Region::EntrySlot => slots * 4,
         Region::Amax => 2 * 4,
         Region::RowScales => rows.max(slots) * 4,
-        Region::Activations => (rows * padded(hidden)).max(slots * padded(intermediate)) * 2,
+        Region::Activations if fp4 => first / 2,
+        Region::Activations => first.max(second) * 2,
+        Region::BlockScales => {
+            if fp4 {
+                first / BLOCK
+            } else {
+                0
+            }
+        }
+        Region::SecondActivations => {
+            if fp4 {
+                second / 2
+            } else {
+                0
+            }
+        }
+        Region::SecondBlockScales => {
+            if fp4 {
+                second / BLOCK
+            } else {
+                0
+            }
+        }
         Region::SlotValues => slots * hidden.max(intermediate) * 4,
     };
     bytes as u64
 }
 
 fn check_plan(spec: &LayerSpec, tokens: usize) -> Result<Plan> {
-    let limits = DeviceLimits { total_memory_bytes: 1 << 40, ..DeviceLimits::H200 };
+    check_plan_for(spec, tokens, (12, 0))?;
+    check_plan_for(spec, tokens, (9, 0))
+}
+
+fn check_plan_for(spec: &LayerSpec, tokens: usize, compute_capability: (u32, u32)) -> Result<Plan> {
+    let limits = DeviceLimits { total_memory_bytes: 1 << 40, compute_capability, ..DeviceLimits::H200 };
+    let fp4 = compute_capability == (12, 0);
     let plan = Plan::new(*spec, &limits, tokens)?;
     let mut end = 0;
     for span in plan.regions() {
         let what = format!("{:?} of {tokens} tokens of {spec:?}", span.region);
         ensure!(span.offset == end, "{what} begins at {}, the one before it ends at {end}", span.offset);
-        let documented = documented_bytes(spec, tokens, span.region);
+        let documented = documented_bytes(spec, fp4, tokens, span.region);
         ensure!(span.bytes == documented, "{what} has {} bytes instead of {documented}", span.bytes);
         ensure!(plan.region(span.region) == *span, "{what} is not where it is looked up");
         end = (end + span.bytes).next_multiple_of(ALIGNMENT);
     }
     ensure!(plan.workspace_bytes() == end, "the workspace has {} bytes, its regions {end}", plan.workspace_bytes());
-    let layout = plan.weights_layout();
+    // Both families' tiles have as many rows, columns and bytes.
     let tiles = |rows: usize, k: usize| rows.div_ceil(MmaTile::ROWS) * k.div_ceil(MmaTile::K) * MmaTile::BYTES;
     let MoeShape { hidden, intermediate, .. } = spec.shape;
     let halves = if spec.activation.is_gated() { 2 } else { 1 };
     let expert = tiles(intermediate * halves, hidden) + tiles(hidden, intermediate);
-    ensure!(layout.bytes() == spec.experts.count * expert, "packed weights have {} bytes", layout.bytes());
+    let packed = plan.packed_bytes();
+    ensure!(packed == (spec.experts.count * expert) as u64, "packed weights have {packed} bytes");
     let scales = (spec.experts.count * 5 * 4) as u64;
-    let behind = (layout.bytes() as u64).next_multiple_of(ALIGNMENT);
+    let behind = packed.next_multiple_of(ALIGNMENT);
     ensure!(plan.weights_bytes() == behind + scales, "weights and scales have {} bytes", plan.weights_bytes());
     Ok(plan)
 }
@@ -173,7 +202,7 @@ pub(super) fn forward_allocates_nothing(lab: &Lab<'_>) -> Result<()> {
         let batch = Batch::new(&layer.spec.shape, tokens, 42);
         let mut loaded = lab.load(&layer, tokens)?;
         // The first launch of a kernel may take memory for its code and stack.
-        for tile in 0..sm80::TILES.len() {
+        for tile in 0..gpu(&mut loaded)?.plan().kernels().variants().len() {
             loaded.set_tile(Some(tile))?;
             loaded.forward_f32(&batch.inputs())?;
             loaded.forward_f32(&batch.token(0))?;

@@ -21,12 +21,15 @@ mod precision;
 mod routing;
 mod setup;
 mod shapes;
+mod stages;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use nvfp4_moe::cuda::Engine;
 use nvfp4_moe::driver::{DriverError, driver_available};
 use nvfp4_moe::harness::{Runner, Target};
+use nvfp4_moe::kernel_family::KernelFamily;
 
 pub use setup::{Batch, Expert, Hidden, Lab, Layer, Matrix, Size};
 
@@ -37,6 +40,8 @@ enum Needs {
     Any,
     /// A GPU.
     Gpu,
+    /// A GPU that runs the portable kernels.
+    Portable,
     /// A GPU whose memory nothing else takes and gives back: no sanitizer.
     WholeGpu,
     /// A GPU behind the CUDA driver: no emulator.
@@ -59,6 +64,10 @@ const fn any(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> C
 
 const fn gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
     Case { name, needs: Needs::Gpu, check }
+}
+
+const fn portable(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
+    Case { name, needs: Needs::Portable, check }
 }
 
 const fn whole_gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
@@ -123,6 +132,16 @@ const CASES: &[Case] = &[
     any("precision/bf16_output", precision::bf16_output),
     gpu("precision/quantizer_on_the_device", device_kernels::quantizer),
     gpu("precision/layers_against_the_cpu", against_cpu::layers),
+    gpu("stages/route", stages::route::check),
+    gpu("stages/quantize", stages::quantize::check),
+    gpu("stages/pack", stages::weights::pack),
+    gpu("stages/read_all", stages::weights::read_all),
+    gpu("stages/combine", stages::combine::check),
+    portable("stages/grouped_gemm_n8", stages::grouped_gemm::check::<0>),
+    portable("stages/grouped_gemm_n16", stages::grouped_gemm::check::<1>),
+    portable("stages/grouped_gemm_n32", stages::grouped_gemm::check::<2>),
+    portable("stages/grouped_gemm_n64", stages::grouped_gemm::check::<3>),
+    portable("stages/grouped_gemm_n128", stages::grouped_gemm::check::<4>),
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },
     Case { name: "devices/no_such_gpu", needs: Needs::Driver, check: devices::no_such_gpu },
     gpu("devices/driver_too_old", devices::driver_too_old),
@@ -152,12 +171,14 @@ pub fn names(lab: &Lab<'_>) -> Vec<&'static str> {
 
 fn listed(lab: &Lab<'_>) -> impl Iterator<Item = &'static Case> + use<> {
     let gpu = lab.is_gpu();
+    let kernels = lab.runner.engine().map(Engine::kernels);
     let whole_gpu = gpu && lab.is_full();
     let cuda = matches!(lab.runner.target(), Target::Cuda(_));
     let no_driver = matches!(driver_available(), Err(DriverError::NoDriver { .. }));
     CASES.iter().filter(move |case| match case.needs {
         Needs::Any => true,
         Needs::Gpu => gpu,
+        Needs::Portable => kernels == Some(KernelFamily::Portable),
         Needs::WholeGpu => whole_gpu,
         Needs::Driver => cuda,
         Needs::NoDriver => no_driver && !gpu,

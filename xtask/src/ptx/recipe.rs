@@ -16,10 +16,16 @@ pub(crate) struct Target {
     pub(crate) cpu: &'static str,
     /// Features of the processor: the PTX ISA version.
     pub(crate) features: &'static str,
+    /// Which kernels the module holds: the device crate's `nvfp4_arch`.
+    pub(crate) arch: &'static str,
 }
 
 /// Every module that is committed. Each is one build of the whole device crate.
-pub(crate) const TARGETS: [Target; 1] = [Target { name: "sm_80", cpu: "sm_80", features: "+ptx80" }];
+pub(crate) const TARGETS: [Target; 2] = [
+    Target { name: "sm_80", cpu: "sm_80", features: "+ptx80", arch: "sm80" },
+    // The family: sm_120 and sm_121, with what both have beyond the baseline.
+    Target { name: "sm_120f", cpu: "sm_120f", features: "+ptx88", arch: "sm120" },
+];
 
 const TRIPLE: &str = "nvptx64-nvidia-cuda";
 const PACKAGE: &str = "nvfp4-moe-device";
@@ -32,6 +38,8 @@ impl Target {
         vec![
             format!("-Ctarget-cpu={}", self.cpu),
             format!("-Ctarget-feature={}", self.features),
+            "--cfg".to_owned(),
+            format!("nvfp4_arch=\"{}\"", self.arch),
             // The assembly of the one LTO module is the PTX; nothing is linked after it.
             "--emit=asm".to_owned(),
             "-Clinker=true".to_owned(),

@@ -1,4 +1,24 @@
 //! The grouped GEMM: for every local expert, its weights times its slots' activations. L1 (gate and up) and L2 (down)
-//! are the same kernel with another epilogue.
+//! are the same kernel with another epilogue. One module for each family of GPUs.
 
+pub mod sm120;
 pub mod sm80;
+#[cfg(target_arch = "nvptx64")]
+mod tile;
+
+/// One compiled variant of a grouped GEMM, as the host must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// Entry point.
+    pub kernel: &'static str,
+    /// Weight rows of a tile.
+    pub rows: usize,
+    /// Slots of a tile.
+    pub slots: usize,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Registers that a thread takes, about: for the number of resident blocks.
+    pub registers: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}

@@ -11,6 +11,7 @@
 //! memory once. Shared memory: a ring of stages of (weight tiles, activation rows); a row of activations is 8 chunks of 16
 //! bytes for each K tile, chunk c of row n at c ^ (n % 8), so that `ldmatrix` meets no bank twice.
 
+use super::Variant;
 use crate::format::packed::TileOrder;
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 
@@ -77,8 +78,25 @@ pub const TILES: [TileShape; 5] = [
 ];
 
 /// Kernel names of [`TILES`].
-pub const KERNELS: [&str; 5] =
+const KERNELS: [&str; 5] =
     ["grouped_gemm_n8", "grouped_gemm_n16", "grouped_gemm_n32", "grouped_gemm_n64", "grouped_gemm_n128"];
+
+/// [`TILES`] as the host sees them.
+pub const VARIANTS: [Variant; 5] = {
+    let mut variants =
+        [Variant { kernel: "", rows: 0, slots: 0, threads: THREADS, registers: 0, shared_bytes: 0 }; TILES.len()];
+    let mut i = 0;
+    while i < TILES.len() {
+        let (kernel, tile) = (KERNELS[i], TILES[i]);
+        variants[i].kernel = kernel;
+        variants[i].rows = tile.rows();
+        variants[i].slots = tile.slots();
+        variants[i].registers = tile.registers;
+        variants[i].shared_bytes = tile.shared_bytes();
+        i += 1;
+    }
+    variants
+};
 
 const _: () = {
     let mut i = 0;
@@ -93,5 +111,5 @@ const _: () = {
     }
 };
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(nvfp4_arch = "sm80")]
 mod device;

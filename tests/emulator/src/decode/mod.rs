@@ -163,6 +163,9 @@ impl Module {
             // Variables without an initial value are zero.
             memory.fill(address, 0, variable.bytes as usize)?;
             memory.write(address, &variable.data)?;
+            if variable.space == parse::ast::Space::Const {
+                memory.protect(address);
+            }
             addresses.push(address);
         }
         Ok(addresses)

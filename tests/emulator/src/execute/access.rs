@@ -75,6 +75,19 @@ impl Context<'_> {
         }
     }
 
+    /// Bytes in global memory that may be written.
+    fn writable(&self, address: u64, bytes: usize, lane: usize) -> Result<crate::memory::Place<'_>, Fault> {
+        let place = self
+            .launch
+            .memory
+            .place(address, bytes)
+            .map_err(|fault| fault_at(fault.kind, lane as u32, address, fault.detail))?;
+        if place.is_read_only() {
+            return Err(fault_at(FindingKind::OutOfBounds, lane as u32, address, "constants cannot be written"));
+        }
+        Ok(place)
+    }
+
     /// Reads `out.len()` bytes (a power of two) in global memory.
     pub(crate) fn load_global(&self, lane: usize, address: u64, out: &mut [u8], access: Access) -> Result<(), Fault> {
         let bytes = out.len();
@@ -143,11 +156,7 @@ impl Context<'_> {
         aligned(inner, bytes.len(), lane)?;
         match space {
             Space::Generic | Space::Global => {
-                let place = self
-                    .launch
-                    .memory
-                    .place(address, bytes.len())
-                    .map_err(|fault| fault_at(fault.kind, lane as u32, address, fault.detail))?;
+                let place = self.writable(address, bytes.len(), lane)?;
                 self.race(place, bytes.len(), access, lane, address)?;
                 place.store(bytes);
                 Ok(())
@@ -183,11 +192,7 @@ impl Context<'_> {
         aligned(inner, bytes, lane)?;
         match space {
             Space::Generic | Space::Global => {
-                let place = self
-                    .launch
-                    .memory
-                    .place(address, bytes)
-                    .map_err(|fault| fault_at(fault.kind, lane as u32, address, fault.detail))?;
+                let place = self.writable(address, bytes, lane)?;
                 if place.first_unwritten(bytes).is_some() {
                     return Err(fault_at(FindingKind::UnwrittenMemory, lane as u32, address, "by an atomic"));
                 }

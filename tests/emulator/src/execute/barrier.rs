@@ -49,7 +49,7 @@ impl Context<'_> {
         }
         let done = std::mem::take(barrier);
         for &(waiting, waiting_lanes) in &done.waiting {
-            state.shared.acquire(waiting, &done.knowledge);
+            state.shared.acquire(waiting, waiting_lanes, &done.knowledge);
             if (waiting, waiting_lanes) != (warp, lanes) {
                 state.wakes.push((waiting, waiting_lanes));
             }

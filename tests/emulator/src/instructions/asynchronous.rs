@@ -3,6 +3,7 @@
 //! A copy reads its source at once and lands when its thread waits for it, as late as it may. Until then its destination
 //! must not be touched.
 
+use super::mbarrier::PendingCopy;
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::error::FindingKind;
@@ -118,11 +119,44 @@ impl Execute for Wait {
     }
 }
 
+/// `cp.async.mbarrier.arrive` (PTX ISA 9.7.13.15.17): an arrival when the thread's copies so far have landed.
+struct ArriveAfterCopies {
+    barrier: Source,
+    increments: bool,
+}
+
+impl Execute for ArriveAfterCopies {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        let bases = cx.read(self.barrier.base, lanes)?;
+        for lane in each(lanes) {
+            let thread = cx.thread(lane);
+            let pending = &mut cx.warp.state.copies.pending;
+            let of_lane: Vec<Copy> = pending.extract_if(.., |copy| usize::from(copy.lane) == lane).collect();
+            let copies = of_lane.iter().map(|copy| PendingCopy {
+                to: copy.to,
+                bytes: copy.bytes[..copy.size as usize].to_vec(),
+                thread,
+                counts_bytes: false,
+            });
+            cx.arrive_after_copies(lane, self.barrier.address(bases[lane]), self.increments, copies.collect())?;
+        }
+        Ok(Step::Next)
+    }
+}
+
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
-    if s.name != "cp" || !s.modifiers.has("async") || s.modifiers.has("bulk") || s.modifiers.has("mbarrier") {
+    if s.name != "cp" || !s.modifiers.has("async") || s.modifiers.has("bulk") {
         return Ok(None);
     }
     s.modifiers.need("async")?;
+    if s.modifiers.take("mbarrier") {
+        for name in ["arrive", "b64"] {
+            s.modifiers.need(name)?;
+        }
+        let increments = !s.modifiers.take("noinc");
+        s.modifiers.one_of(&[("shared", ()), ("shared::cta", ())]);
+        return Ok(Some(Box::new(ArriveAfterCopies { barrier: d.address(s, 0)?, increments })));
+    }
     if s.modifiers.take("commit_group") {
         return Ok(Some(Box::new(Commit)));
     }

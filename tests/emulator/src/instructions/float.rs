@@ -43,19 +43,19 @@ fn clamp_unit(x: f32) -> f32 {
 
 /// What f32 instructions do before and after.
 #[derive(Clone, Copy)]
-struct Around {
-    flush: bool,
-    saturate: bool,
+pub(super) struct Around {
+    pub(super) flush: bool,
+    pub(super) saturate: bool,
 }
 
 impl Around {
     #[inline(always)]
-    fn before(self, x: u64) -> f32 {
+    pub(super) fn before(self, x: u64) -> f32 {
         if self.flush { flush(number(x)) } else { number(x) }
     }
 
     #[inline(always)]
-    fn after(self, x: f32) -> u64 {
+    pub(super) fn after(self, x: f32) -> u64 {
         let x = if self.flush { flush(x) } else { x };
         bits(if self.saturate { clamp_unit(x) } else { x })
     }

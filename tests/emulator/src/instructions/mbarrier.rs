@@ -36,16 +36,20 @@ struct Mbarrier {
     /// What those pass on who arrived in this phase, and what all earlier phases passed on.
     arriving: Knowledge,
     passed: Knowledge,
-    copies: Vec<BulkCopy>,
+    copies: Vec<PendingCopy>,
+    /// Arrivals that are made when all copies have landed.
+    arrivals_of_copies: u32,
     /// Which warp asked first for a phase that lacks only copies, and which of its instructions that was.
     asked: Option<(u32, u64)>,
 }
 
-/// A bulk copy that has not landed.
-pub(super) struct BulkCopy {
+/// A copy that has not landed.
+pub(super) struct PendingCopy {
     pub(super) to: u32,
     pub(super) bytes: Vec<u8>,
     pub(super) thread: u32,
+    /// Whether its bytes count as transactions: those of a bulk copy do.
+    pub(super) counts_bytes: bool,
 }
 
 impl Mbarrier {
@@ -87,7 +91,7 @@ impl Context<'_> {
     }
 
     /// A copy that the object's phase waits for.
-    pub(super) fn attach_copy(&mut self, lane: usize, address: u64, copy: BulkCopy) -> Result<(), Fault> {
+    pub(super) fn attach_copy(&mut self, lane: usize, address: u64, copy: PendingCopy) -> Result<(), Fault> {
         let at = window_address(address, lane)?;
         if self.block.shared.is_generic(at, 8) {
             let detail = "the mbarrier was initialized without a fence after it";
@@ -98,11 +102,32 @@ impl Context<'_> {
         Ok(())
     }
 
+    /// An arrival that is made when these copies of a thread have landed; `increments` counts it as one more.
+    pub(super) fn arrive_after_copies(
+        &mut self,
+        lane: usize,
+        address: u64,
+        increments: bool,
+        copies: Vec<PendingCopy>,
+    ) -> Result<(), Fault> {
+        let object = self.mbarrier(lane, address)?;
+        object.pending += u32::from(increments);
+        if object.arrivals_of_copies >= object.pending {
+            let detail = format!("an arrival after copies where the phase lacks {}", object.pending);
+            return Err(misuse(lane, address, detail));
+        }
+        object.arrivals_of_copies += 1;
+        object.copies.extend(copies);
+        self.block.extra.mbarriers.failed_tests = 0;
+        Ok(())
+    }
+
     /// Lands the copies of an object whose phase lacks nothing but them.
     fn land(&mut self, lane: usize, address: u64) -> Result<(), Fault> {
         let asks = (self.warp.index, self.warp.instructions);
         let object = self.mbarrier(lane, address)?;
-        if object.pending != 0 || object.copies.is_empty() {
+        let nothing_lands = object.copies.is_empty() && object.arrivals_of_copies == 0;
+        if object.pending != object.arrivals_of_copies || nothing_lands {
             return Ok(());
         }
         if *object.asked.get_or_insert(asks) == asks {
@@ -117,10 +142,13 @@ impl Context<'_> {
             let shared = &mut self.block.shared;
             shared.end_copy(copy.to, &copy.bytes, copy.thread);
             shared.release(copy.thread / 32, 1 << (copy.thread % 32), &mut knowledge);
-            bytes += copy.bytes.len() as i64;
+            if copy.counts_bytes {
+                bytes += copy.bytes.len() as i64;
+            }
         }
         let object = self.mbarrier(lane, u64::from(at))?;
         object.bytes -= bytes;
+        object.pending -= std::mem::take(&mut object.arrivals_of_copies);
         join(&mut object.arriving, &knowledge);
         object.end_phase_if_complete();
         Ok(())
@@ -175,6 +203,7 @@ impl Execute for Lifetime {
                 arriving: Knowledge::new(),
                 passed: Knowledge::new(),
                 copies: Vec::new(),
+                arrivals_of_copies: 0,
                 asked: None,
             });
         }
@@ -222,7 +251,7 @@ impl Execute for Signal {
                 let detail = format!("{} bytes are pending, more than 2^20 - 1", object.bytes);
                 return Err(misuse(lane, address, detail));
             }
-            if arrivals > object.pending {
+            if arrivals + object.arrivals_of_copies > object.pending {
                 let detail = format!("{arrivals} arrivals where the phase lacks {}", object.pending);
                 return Err(misuse(lane, address, detail));
             }
@@ -292,7 +321,7 @@ impl Execute for Test {
                 if self.acquires {
                     let passed = cx.mbarrier(lane, address)?.passed.clone();
                     let warp = cx.warp.index;
-                    cx.block.shared.acquire(warp, &passed);
+                    cx.block.shared.acquire(warp, 1 << lane, &passed);
                 }
                 ended |= 1 << lane;
             }

@@ -19,6 +19,7 @@ mod mbarrier;
 mod memory;
 mod movement;
 mod mxf4;
+mod packed_float;
 mod select;
 mod small_float;
 mod warp;
@@ -43,6 +44,7 @@ const FAMILIES: &[Family] = &[
     select::decode,
     float::decode,
     half::decode,
+    packed_float::decode,
     convert::decode,
     memory::decode,
     barrier::decode,

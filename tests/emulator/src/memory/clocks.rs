@@ -1,11 +1,12 @@
 //! Which accesses of a block's threads are ordered: vector clocks.
 //!
-//! Time is one counter of the block. Every thread has a present; an access is noted as (present, thread). Every warp
-//! has, for every thread of the block, the last present of that thread that it knows of: those accesses are ordered before
-//! what the warp does now. `bar.warp.sync` lets lanes know of each other, barriers and mbarriers pass knowledge on. An
-//! instruction that merely names lanes (`shfl.sync`) orders no memory.
+//! Time is one counter of the block. Every thread has a present; an access is noted as (present, thread). Every lane
+//! has, for every lane of its warp, the last present that it knows of, and every warp has it for the threads of other
+//! warps: those accesses are ordered before what it does now. `bar.warp.sync` lets lanes know of each other, barriers and
+//! mbarriers pass knowledge on. An instruction that merely names lanes (`shfl.sync`) orders no memory.
 //!
-//! What one lane learns from an mbarrier, its warp knows: a missing `bar.warp.sync` behind a wait is not found.
+//! What one lane learns of other warps from an mbarrier, its warp knows: a `bar.warp.sync` that is missing behind such a wait
+//! is not found.
 
 /// Thread index bits of an entry.
 const THREAD_BITS: u32 = 10;
@@ -44,15 +45,23 @@ pub(crate) struct Clocks {
     time: u32,
     /// Of each thread.
     present: Vec<u32>,
-    /// Of each warp.
+    /// Of each warp: what it knows of the threads of other warps.
     known: Vec<Knowledge>,
-    /// Of each warp: entries below this are known, whoever made them.
+    /// Of each warp: what each lane knows of each lane.
+    lanes: Vec<[[u32; 32]; 32]>,
+    /// Of each warp: entries below this are known to all lanes, whoever made them.
     floor: Vec<u32>,
 }
 
 impl Clocks {
     pub(crate) fn new(warps: usize) -> Self {
-        let mut clocks = Self { time: 0, present: Vec::new(), known: vec![Vec::new(); warps], floor: vec![0; warps] };
+        let mut clocks = Self {
+            time: 0,
+            present: Vec::new(),
+            known: vec![Vec::new(); warps],
+            lanes: vec![[[0; 32]; 32]; warps],
+            floor: vec![0; warps],
+        };
         clocks.restart();
         clocks
     }
@@ -63,6 +72,7 @@ impl Clocks {
         self.time = 1;
         self.present = vec![1; warps * 32];
         self.known.iter_mut().for_each(|known| *known = vec![0; warps * 32]);
+        self.lanes.fill([[0; 32]; 32]);
         self.floor.fill(1 << THREAD_BITS);
     }
 
@@ -75,10 +85,12 @@ impl Clocks {
     /// Whether an access is ordered before what `thread` does now.
     #[inline(always)]
     pub(crate) fn ordered(&self, entry: Entry, thread: u32) -> bool {
-        let warp = (thread / 32) as usize;
-        entry.0 < self.floor[warp]
-            || entry.thread() == thread
-            || entry.0 >> THREAD_BITS <= self.known[warp][entry.thread() as usize]
+        let (warp, other) = ((thread / 32) as usize, entry.thread());
+        let known = || match other / 32 == thread / 32 {
+            true => self.lanes[warp][(thread % 32) as usize][(other % 32) as usize],
+            false => self.known[warp][other as usize],
+        };
+        entry.0 < self.floor[warp] || other == thread || entry.0 >> THREAD_BITS <= known()
     }
 
     /// Time moves for the lanes of a warp; true when all notes must be dropped because time began again.
@@ -95,27 +107,53 @@ impl Clocks {
         restarts
     }
 
+    /// What any of `lanes` knows of the lanes of its warp, their own presents included.
+    fn known_lanes(&self, warp: usize, lanes: u32) -> [u32; 32] {
+        let mut known = [0; 32];
+        for lane in crate::execute::each(lanes) {
+            for (known, &new) in known.iter_mut().zip(&self.lanes[warp][lane]) {
+                *known = new.max(*known);
+            }
+        }
+        for lane in crate::execute::each(lanes) {
+            known[lane] = self.present[warp * 32 + lane];
+        }
+        known
+    }
+
     /// `bar.warp.sync`: the lanes know of each other.
     pub(crate) fn sync_warp(&mut self, warp: usize, lanes: u32) -> bool {
-        for thread in crate::execute::each(lanes).map(|lane| warp * 32 + lane) {
-            self.known[warp][thread] = self.present[thread];
-        }
+        let known = self.known_lanes(warp, lanes);
+        crate::execute::each(lanes).for_each(|lane| self.lanes[warp][lane] = known);
         self.tick(warp, lanes)
     }
 
-    /// What `lanes` of a warp pass on when they arrive somewhere, added to `to`: what the warp knows, and what they did.
+    /// What `lanes` of a warp pass on when they arrive somewhere, added to `to`: what they know, and what they did.
     pub(crate) fn release(&mut self, warp: usize, lanes: u32, to: &mut Knowledge) -> bool {
         join(to, &self.known[warp]);
-        for thread in crate::execute::each(lanes).map(|lane| warp * 32 + lane) {
-            to[thread] = self.present[thread];
+        for (known, new) in to[warp * 32..].iter_mut().zip(self.known_lanes(warp, lanes)) {
+            *known = new.max(*known);
         }
         self.tick(warp, lanes)
     }
 
-    /// A warp learns `from`.
-    pub(crate) fn acquire(&mut self, warp: usize, from: &Knowledge) {
-        join(&mut self.known[warp], from);
-        let lowest = self.known[warp].iter().copied().min().unwrap_or(0);
+    /// `lanes` of a warp learn `from`; of other warps all its lanes do.
+    pub(crate) fn acquire(&mut self, warp: usize, lanes: u32, from: &Knowledge) {
+        let own = warp * 32..warp * 32 + 32;
+        let known = &mut self.known[warp];
+        join(known, from);
+        known[own.clone()].fill(0);
+        let others = known.iter().enumerate().filter(|(thread, _)| !own.contains(thread)).map(|(_, &known)| known);
+        let mut lowest = others.min().unwrap_or(u32::MAX);
+        for (lane, known) in self.lanes[warp].iter_mut().enumerate() {
+            if lanes >> lane & 1 == 1 {
+                for (known, &new) in known.iter_mut().zip(from.get(own.clone()).unwrap_or(&[])) {
+                    *known = new.max(*known);
+                }
+            }
+            let others = known.iter().enumerate().filter(|(other, _)| *other != lane).map(|(_, &known)| known);
+            lowest = others.fold(lowest, u32::min);
+        }
         self.floor[warp] = (lowest + 1) << THREAD_BITS;
     }
 }
@@ -131,7 +169,7 @@ mod tests {
         let mut knowledge = Knowledge::new();
         clocks.release(0, 1, &mut knowledge);
         let after = clocks.entry(0);
-        clocks.acquire(1, &knowledge);
+        clocks.acquire(1, u32::MAX, &knowledge);
         assert!(clocks.ordered(before, 32));
         assert!(!clocks.ordered(other, 32) && !clocks.ordered(after, 32));
         // Arriving does not order the lanes of a warp.
@@ -139,6 +177,20 @@ mod tests {
         clocks.sync_warp(0, u32::MAX);
         assert!(clocks.ordered(after, 1) && clocks.ordered(other, 0));
         assert!(!clocks.ordered(after, 33));
+    }
+
+    #[test]
+    fn lanes_that_do_not_meet_do_not_know_of_each_other() {
+        let mut clocks = Clocks::new(1);
+        let (even, odd) = (clocks.entry(2), clocks.entry(3));
+        clocks.sync_warp(0, 0x5555_5555);
+        clocks.sync_warp(0, 0xAAAA_AAAA);
+        assert!(clocks.ordered(even, 0) && clocks.ordered(odd, 1));
+        assert!(!clocks.ordered(even, 1) && !clocks.ordered(odd, 0));
+        // What lane 2 knows, lane 3 learns from it, and so does who meets lane 3.
+        clocks.sync_warp(0, 0b1100);
+        clocks.sync_warp(0, 0b1010);
+        assert!(clocks.ordered(even, 1));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) struct GlobalFault {
 pub(crate) struct Allocation {
     base: u64,
     bytes: usize,
+    /// Constants, which kernels must not write.
+    read_only: bool,
     words: Box<[AtomicU64]>,
     /// A bit for each byte.
     written: Box<[AtomicU32]>,
@@ -55,6 +57,7 @@ impl DeviceMemory {
         self.allocations.push(Some(Allocation {
             base,
             bytes,
+            read_only: false,
             words: (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(FRESH)).collect(),
             written: (0..bytes.div_ceil(32)).map(|_| AtomicU32::new(0)).collect(),
         }));
@@ -73,6 +76,13 @@ impl DeviceMemory {
                 Ok(())
             }
             _ => Err(EmulatorError::Address { address, bytes: 0 }),
+        }
+    }
+
+    /// Keeps kernels from writing the allocation at this address.
+    pub(crate) fn protect(&mut self, address: u64) {
+        if let Ok((allocation, _)) = self.host(address, 0) {
+            allocation.read_only = true;
         }
     }
 
@@ -168,6 +178,11 @@ impl DeviceMemory {
 }
 
 impl Place<'_> {
+    /// Whether kernels may only read here.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.allocation.read_only
+    }
+
     /// Bits of the bytes from the offset on in their word of `written`; an aligned access stays in one word.
     fn written_bits(&self, at: usize, bytes: usize) -> u32 {
         (((1u64 << bytes) - 1) as u32) << (at % 32)

@@ -264,7 +264,6 @@ impl SharedMemory {
     }
 
     /// Bytes as the async proxy reads them for `thread`.
-    #[allow(dead_code, reason = "wgmma and bulk stores will read through the async proxy")]
     pub(crate) fn load_async(&mut self, address: u32, out: &mut [u8], thread: u32) -> Result<(), SharedFault> {
         if self.is_generic(address, out.len()) {
             return Err(SharedFault::Proxy);
@@ -293,9 +292,9 @@ impl SharedMemory {
         self.forget(restarts);
     }
 
-    /// `warp` learns `from`.
-    pub(crate) fn acquire(&mut self, warp: u32, from: &Knowledge) {
-        self.clocks.acquire(warp as usize, from);
+    /// `lanes` of `warp` learn `from`.
+    pub(crate) fn acquire(&mut self, warp: u32, lanes: u32, from: &Knowledge) {
+        self.clocks.acquire(warp as usize, lanes, from);
     }
 }
 
@@ -320,7 +319,7 @@ mod tests {
     fn block_barrier(shared: &mut SharedMemory, warps: u32) {
         let mut knowledge = Knowledge::new();
         (0..warps).for_each(|warp| shared.release(warp, u32::MAX, &mut knowledge));
-        (0..warps).for_each(|warp| shared.acquire(warp, &knowledge));
+        (0..warps).for_each(|warp| shared.acquire(warp, u32::MAX, &knowledge));
     }
 
     #[test]
@@ -349,7 +348,7 @@ mod tests {
         shared.store(SHARED_BASE + 4, &[0; 4], 1).unwrap();
         let mut knowledge = Knowledge::new();
         shared.release(0, 1, &mut knowledge);
-        shared.acquire(1, &knowledge);
+        shared.acquire(1, u32::MAX, &knowledge);
         shared.load(SHARED_BASE, &mut [0; 4], 32).unwrap();
         assert_eq!(shared.load(SHARED_BASE + 4, &mut [0; 4], 32), Err(SharedFault::Race(1)));
     }

@@ -6,10 +6,8 @@ use super::*;
 use crate::format::packed::{Half, interleaved_row};
 use crate::format::tile_mma;
 use crate::format::tile_mma::{FRAGMENT_CODE_BYTES, FRAGMENT_K, FRAGMENT_SCALE_BYTES};
-use crate::kernels::{
-    activation::activate,
-    device_rows::{div_rem, find_expert},
-};
+use crate::kernels::activation::activate;
+use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};
 use crate::ptx::matrix::{broadcast_half, load_x4, mma_m16n8k16_f16, multiply_f16x2};
@@ -23,44 +21,6 @@ const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
 
 /// Chunks of 16 bytes of an activation row of one K tile.
 const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
-
-/// What one tile is about.
-struct Tile {
-    weights: *const u8,
-    expert: u32,
-    /// First packed row.
-    row: u32,
-    /// First slot, and how many of the tile's slots exist.
-    slot: u32,
-    slots: u32,
-}
-
-#[inline(always)]
-unsafe fn find_tile<const ROWS: usize, const SLOTS: usize>(
-    params: &GroupedGemmParams,
-    index: u32,
-    block_rows: u32,
-) -> Tile {
-    // SAFETY: offsets as documented in GroupedGemmParams; index is below the number of tiles.
-    unsafe {
-        let tile_offset = params.tile_offset as *const u32;
-        let expert = find_expert(tile_offset, params.experts, div_rem(index, block_rows).0);
-        let first = *tile_offset.add(expert as usize);
-        let token_tiles = *tile_offset.add(expert as usize + 1) - first;
-        let inner = index - first * block_rows;
-        let (row_tile, token_tile) = div_rem(inner, token_tiles);
-        let expert_offset = params.expert_offset as *const u32;
-        let slot = *expert_offset.add(expert as usize) + token_tile * SLOTS as u32;
-        let left = *expert_offset.add(expert as usize + 1) - slot;
-        Tile {
-            weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
-            expert,
-            row: row_tile * ROWS as u32,
-            slot,
-            slots: if left < SLOTS as u32 { left } else { SLOTS as u32 },
-        }
-    }
-}
 
 /// Starts the copies of one stage: K tiles from `k_tile` on, zeros where the matrix or the expert's slots end.
 #[inline(always)]
@@ -285,7 +245,7 @@ unsafe fn grouped_gemm<
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         while index < tiles {
-            let tile = find_tile::<ROWS, SLOTS>(params, index, block_rows);
+            let tile = Tile::find::<ROWS, SLOTS>(params, index, block_rows);
 
             // First chunk of 16 bytes that this thread copies of each of its activation rows.
             let mut sources = [0; COPIES];

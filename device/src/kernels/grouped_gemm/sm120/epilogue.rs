@@ -1,0 +1,149 @@
+//! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
+
+use super::device::Warp;
+use super::{FRAGMENT_ROWS, ROW_FRAGMENTS};
+use crate::format::packed::{Half, TileOrder, deinterleaved_row};
+use crate::format::tile_mxf4::{Mxf4Tile, row_stride};
+use crate::format::{BLOCK, block, e2m1, ue4m3};
+use crate::kernels::activation::activate;
+use crate::kernels::grouped_gemm::tile::Tile;
+use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use crate::ptx::global;
+use crate::ptx::thread::opaque;
+use crate::ptx::warp::shuffle_xor;
+
+/// Accumulators of a warp: with g = lane / 4 and q = lane % 4, `[m][n]` holds rows 16m + g (twice), 16m + g + 8 (twice) of
+/// slots 8n + 2q, 8n + 2q + 1.
+pub(super) type Accumulators<const SLOT_FRAGMENTS: usize> = [[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
+
+/// Applies `f` to the values of the 8 lanes with the same q, in all of them.
+#[inline(always)]
+fn reduce(mut value: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
+    let mut mask = 4;
+    while mask < 32 {
+        value = f(value, shuffle_xor(value, mask));
+        mask *= 2;
+    }
+    value
+}
+
+/// One slot's row of the output.
+struct OutputRow<'a> {
+    params: &'a GroupedGemmParams,
+    slot: usize,
+    exists: bool,
+    /// Decode scale of h.
+    h_scale: f32,
+    /// This lane's g.
+    lane: u32,
+}
+
+impl OutputRow<'_> {
+    /// Stores columns `first + g` and `first + 8 + g`, in f32 or as a block of codes. All lanes take part.
+    #[inline(always)]
+    unsafe fn store(&self, first: u32, low: f32, high: f32) {
+        let (params, first) = (self.params, first as usize);
+        let exists = self.exists && first < params.columns as usize;
+        let lane = self.lane;
+        // SAFETY: the slot exists and so do all 16 columns; `columns` is a multiple of 16.
+        unsafe {
+            if params.output_scales == 0 {
+                if exists {
+                    let row = (params.output as *mut f32).add(self.slot * params.columns as usize + first);
+                    *row.add(lane as usize) = low;
+                    *row.add(lane as usize + 8) = high;
+                }
+                return;
+            }
+            let (low_bits, high_bits) = (block::magnitude_bits(low), block::magnitude_bits(high));
+            let larger = |a: u32, b: u32| if a > b { a } else { b };
+            let scale = block::block_scale(reduce(larger(low_bits, high_bits), larger), self.h_scale);
+            let divisor = block::divisor(scale, self.h_scale);
+            let codes = if scale == ue4m3::NAN { 0 } else { e2m1::encode_pair(low / divisor, high / divisor) };
+            let gathered =
+                [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
+            if exists {
+                let index = (self.slot * row_stride(params.columns as usize) + first) / BLOCK;
+                if lane == 0 {
+                    global::store_v2((params.output as *mut u32).add(2 * index), gathered);
+                } else if lane == 1 {
+                    *(params.output_scales as *mut u8).add(index) = scale;
+                }
+            }
+        }
+    }
+}
+
+/// Writes a warp's results.
+///
+/// # Safety
+/// The params' pointers are as documented there; all lanes take part.
+#[inline(always)]
+pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    accumulators: &Accumulators<SLOT_FRAGMENTS>,
+    warp: &Warp,
+) {
+    let (g, q) = (warp.lane / 4, warp.lane % 4);
+    let row = tile.row + warp.row;
+    let end = warp.slot + SLOT_FRAGMENTS as u32 * 8;
+    let end = if end < tile.slots { end } else { tile.slots };
+    let mut accumulators = *accumulators;
+    // SAFETY: only slots of the tile and columns of the matrix are touched.
+    unsafe {
+        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let second = params.epilogue == Epilogue::Down as u32;
+        let mut fragment_slot = warp.slot;
+        while fragment_slot < end {
+            let mut j = 0;
+            while j < 2 {
+                let inner = fragment_slot + 2 * q + j as u32;
+                let exists = inner < tile.slots;
+                let slot = (tile.slot + inner) as usize;
+                let input_scale = if params.row_scales == 0 {
+                    if second { scales.l2_input } else { scales.l1_input }
+                } else if exists {
+                    let source =
+                        if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
+                    *(params.row_scales as *const f32).add(source)
+                } else {
+                    0.0
+                };
+                let output = OutputRow { params, slot, exists, h_scale: scales.l2_input, lane: g };
+                if params.epilogue == Epilogue::Gated as u32 {
+                    let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
+                    let h = accumulators
+                        .map(|fragment| activate(&params.activation, fragment[0][j] * gate, fragment[0][j + 2] * up));
+                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Mxf4Tile::INTERLEAVE, row as usize);
+                    output.store(column as u32, h[0], h[1]);
+                } else {
+                    let alpha = input_scale * if second { scales.down } else { scales.up };
+                    let mut m = 0;
+                    while m < ROW_FRAGMENTS {
+                        let pair = [accumulators[m][0][j], accumulators[m][0][j + 2]].map(|sum| {
+                            if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
+                        });
+                        output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
+                        m += 1;
+                    }
+                }
+                j += 1;
+            }
+            // The next fragment's turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
+            // count is opaque): a small body stays in the instruction cache.
+            let mut m = 0;
+            while m < ROW_FRAGMENTS {
+                let first = accumulators[m][0];
+                let mut n = 1;
+                while n < SLOT_FRAGMENTS {
+                    accumulators[m][n - 1] = accumulators[m][n];
+                    n += 1;
+                }
+                accumulators[m][SLOT_FRAGMENTS - 1] = first;
+                m += 1;
+            }
+            fragment_slot = opaque(fragment_slot + 8);
+        }
+    }
+}

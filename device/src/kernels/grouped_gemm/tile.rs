@@ -1,0 +1,49 @@
+//! Which part of which expert's GEMM a tile is.
+
+use crate::kernels::device_rows::{div_rem, find_expert};
+use crate::params::GroupedGemmParams;
+
+/// What one tile is about.
+pub(super) struct Tile {
+    pub(super) weights: *const u8,
+    pub(super) expert: u32,
+    /// First packed row.
+    pub(super) row: u32,
+    /// First slot, and how many of the tile's slots exist.
+    pub(super) slot: u32,
+    pub(super) slots: u32,
+}
+
+impl Tile {
+    /// Tile `index` of all tiles of `ROWS` x `SLOTS`, in the order expert, row tile, token tile; `block_rows` row tiles
+    /// an expert.
+    ///
+    /// # Safety
+    /// The params' offsets are as documented there, `index` is below the number of tiles.
+    #[inline(always)]
+    pub(super) unsafe fn find<const ROWS: usize, const SLOTS: usize>(
+        params: &GroupedGemmParams,
+        index: u32,
+        block_rows: u32,
+    ) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let tile_offset = params.tile_offset as *const u32;
+            let expert = find_expert(tile_offset, params.experts, div_rem(index, block_rows).0);
+            let first = *tile_offset.add(expert as usize);
+            let token_tiles = *tile_offset.add(expert as usize + 1) - first;
+            let inner = index - first * block_rows;
+            let (row_tile, token_tile) = div_rem(inner, token_tiles);
+            let expert_offset = params.expert_offset as *const u32;
+            let slot = *expert_offset.add(expert as usize) + token_tile * SLOTS as u32;
+            let left = *expert_offset.add(expert as usize + 1) - slot;
+            Self {
+                weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
+                expert,
+                row: row_tile * ROWS as u32,
+                slot,
+                slots: if left < SLOTS as u32 { left } else { SLOTS as u32 },
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The grouped GEMM on numbers whose sums are exact in f32 in any order: its results are known to the bit.
+
+use anyhow::{Result, ensure};
+use half::f16;
+use nvfp4_moe::activation::Activation;
+use nvfp4_moe::schedule::{Launch, Params, activation_params};
+use nvfp4_moe_device::format::BLOCK;
+use nvfp4_moe_device::format::packed::{Half, MatrixLayout, TileOrder, interleaved_row};
+use nvfp4_moe_device::format::tile_mma::MmaTile;
+use nvfp4_moe_device::kernels::activation::{ActivationParams, activate};
+use nvfp4_moe_device::kernels::grouped_gemm::sm80;
+use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::super::device_kernels::downloaded;
+use super::super::device_layout::{place, store_codes};
+use super::super::setup::{Matrix, OAI, SWIGLU};
+use super::route::tile_offsets;
+use super::{Bench, Lab, same_or_nan};
+
+/// One launch.
+struct Request {
+    epilogue: Epilogue,
+    activation: Activation,
+    columns: usize,
+    k: usize,
+    /// Slots of each expert.
+    slots: Vec<usize>,
+    /// Whether slots take their rows from fewer tokens.
+    gather: bool,
+}
+
+/// All of one variant: `VARIANT` is its index in [`sm80::TILES`].
+pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
+    let bench = Bench::new(lab)?;
+    let tile = &sm80::TILES[VARIANT];
+    let slots = tile.slots();
+    // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
+    let long = (tile.stages * tile.stage_tiles + 1) * MmaTile::K - BLOCK;
+    let short = (tile.stages - 1) * tile.stage_tiles * MmaTile::K;
+    let request = |epilogue, activation, columns, k, slots: &[usize], gather| Request {
+        epilogue,
+        activation,
+        columns,
+        k,
+        slots: slots.to_vec(),
+        gather,
+    };
+    let barely_limited = Activation::SwiGluOai { alpha: 1.702, beta: 1.0, limit: 150.0 };
+    let limited = Activation::SwiGlu { limit: Some(5.0) };
+    // Odd numbers of row tiles; columns that end inside of a tile.
+    let requests = [
+        request(Epilogue::Gated, SWIGLU, 72, long, &[0, slots + 3, 0, 1], true),
+        request(Epilogue::Gated, OAI, 16, short, &[slots, slots - 1, 0], false),
+        request(Epilogue::Gated, barely_limited, 16, 64, &[5], true),
+        request(Epilogue::Gated, limited, 16, 64, &[7], false),
+        request(Epilogue::Gated, limited, 48, 16, &[6], true),
+        request(Epilogue::Down, SWIGLU, 208, 80, &[3, 2 * slots + 1], false),
+        request(Epilogue::Down, SWIGLU, 16, 128, &[0, 0], false),
+        request(Epilogue::Down, SWIGLU, 16, 128, &[2], true),
+        request(Epilogue::Ungated, Activation::Relu2, 80, 16, &[7], true),
+        request(Epilogue::Ungated, Activation::Relu2, 16, 16, &[3], false),
+        // No layer asks for these, but they mean something: a gate that is not looked at, or is 0.
+        request(Epilogue::Gated, Activation::Relu2, 16, 64, &[5], false),
+        request(Epilogue::Ungated, OAI, 16, 16, &[3], false),
+        request(Epilogue::Ungated, limited, 16, 16, &[3], false),
+    ];
+    // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K.
+    let copied_at_once = sm80::THREADS as usize / tile.chunks();
+    let last_rows = (1..=(slots / copied_at_once).max(1)).flat_map(|copies| {
+        let slots = (copies * copied_at_once).min(slots);
+        [false, true].map(|gather| request(Epilogue::Down, SWIGLU, 16, 176, &[slots], gather))
+    });
+    for (index, request) in requests.into_iter().chain(last_rows).enumerate() {
+        run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
+    }
+    Ok(())
+}
+
+/// Random codes under scales of two exponents and all mantissas.
+fn matrix(rows: usize, k: usize, rng: &mut StdRng) -> Matrix {
+    let scale = |rng: &mut StdRng| [0x30, 0x38][rng.random_range(0..2)] + rng.random_range(0u8..8);
+    Matrix {
+        rows,
+        cols: k,
+        codes: (0..rows * k / 2).map(|_| rng.random()).collect(),
+        scales: (0..rows * k / BLOCK).map(|_| scale(rng)).collect(),
+        weight_scale: 1.0,
+        input_scale: None,
+    }
+}
+
+/// An element of a matrix in units of 1/32.
+fn weight(matrix: &Matrix, row: usize, k: usize) -> i64 {
+    const HALVES: [i64; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+    let code = matrix.codes[(row * matrix.cols + k) / 2] >> (4 * (k % 2)) & 15;
+    let scale = matrix.scales[(row * matrix.cols + k) / BLOCK];
+    let sixteenths = i64::from(scale & 7 | 8) << (scale >> 3 & 1);
+    HALVES[usize::from(code & 7)] * sixteenths * if code & 8 == 0 { 1 } else { -1 }
+}
+
+/// Packed gate and up, or one matrix.
+fn packed(matrices: &[Matrix]) -> Vec<u8> {
+    let layout = MatrixLayout::<MmaTile>::new(matrices[0].rows * matrices.len(), matrices[0].cols);
+    let mut packed = vec![0; layout.bytes()];
+    for (half, matrix) in [Half::Gate, Half::Up].into_iter().zip(matrices) {
+        let interleaved = |row| interleaved_row(MmaTile::INTERLEAVE, half, row);
+        let row_of = |row| if matrices.len() == 2 { interleaved(row) } else { row };
+        place(layout, &matrix.raw(), row_of, &mut packed);
+    }
+    store_codes::<MmaTile>(&mut packed);
+    packed
+}
+
+fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -> Result<()> {
+    let Request { epilogue, columns, k, .. } = *request;
+    let halves = if epilogue == Epilogue::Gated { 2 } else { 1 };
+    let tile = &sm80::TILES[variant];
+    let experts = request.slots.len();
+    let mut expert_offset = vec![0u32];
+    request.slots.iter().for_each(|slots| expert_offset.push(expert_offset[expert_offset.len() - 1] + *slots as u32));
+    let slots = expert_offset[experts] as usize;
+    let rows = if request.gather { slots.div_ceil(2) } else { slots };
+    let gather: Vec<u32> = (0..slots).map(|slot| ((slot * 7 + 3) % rows.max(1)) as u32).collect();
+
+    let matrices: Vec<Vec<_>> = (0..experts).map(|_| (0..halves).map(|_| matrix(columns, k, rng)).collect()).collect();
+    let stride = k.next_multiple_of(MmaTile::K);
+    // In quarters; the padding of a row is zeros, as `quantize` leaves it.
+    let quarters: Vec<i64> =
+        (0..rows * stride).map(|i| if i % stride < k { rng.random_range(-40..=40) } else { 0 }).collect();
+    let nan = f32::NAN;
+    // From products that vanish to such that leave the range of e^x; the last row has no number at all.
+    let scale = |rng: &mut StdRng| rng.random_range(0.5f32..2.0) / 64.0;
+    let mut row_scales: Vec<f32> = (0..rows).map(|row| scale(rng) * 2f32.powi(6 * (row % 4) as i32 - 8)).collect();
+    if let Some(last) = row_scales[rows.min(1)..].last_mut() {
+        *last = nan;
+    }
+    let expert_scales: Vec<_> = (0..experts)
+        .map(|_| {
+            let mut used = |yes: bool| if yes { scale(rng) } else { nan };
+            let (gate, up) = (used(epilogue == Epilogue::Gated), used(epilogue != Epilogue::Down));
+            ExpertScales { gate, up, down: used(epilogue == Epilogue::Down), l1_input: nan, l2_input: nan }
+        })
+        .collect();
+    let mut activation = activation_params(request.activation);
+    if !matches!(request.activation, Activation::SwiGluOai { .. }) {
+        // Only the one activation has them.
+        (activation.alpha, activation.beta) = (nan, nan);
+    }
+
+    let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed(matrices)).collect();
+    let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);
+    let halves_of = |quarter: &i64| f16::from_f32(*quarter as f32 / 4.0);
+    let weights = bench.upload(&all_packed)?;
+    let activations = bench.upload(&quarters.iter().map(halves_of).collect::<Vec<_>>())?;
+    let (gathered, row_scales_there) = (bench.upload(&gather)?, bench.upload(&row_scales)?);
+    let (scales_there, offset_there) = (bench.upload(&expert_scales)?, bench.upload(&expert_offset)?);
+    let tile_offset = bench.upload(&tile_offsets(&expert_offset, tile.slots() as u32))?;
+    let output = bench.room(slots * columns * 4)?;
+    let params = GroupedGemmParams {
+        weights: weights.address(),
+        expert_bytes: layout.bytes() as u64,
+        activations: activations.address(),
+        block_scales: 0,
+        gather: if request.gather { gathered.address() } else { 0 },
+        row_scales: row_scales_there.address(),
+        expert_scales: scales_there.address(),
+        expert_offset: offset_there.address(),
+        tile_offset: tile_offset.address(),
+        output: output.address(),
+        output_scales: 0,
+        columns: columns as u32,
+        row_tiles: layout.row_tiles() as u32,
+        k_tiles: layout.k_tiles() as u32,
+        experts: experts as u32,
+        epilogue: epilogue as u32,
+        k: k as u32,
+        activation,
+    };
+    let launch = Launch {
+        kernel: sm80::VARIANTS[variant].kernel,
+        // Few blocks, so that each takes several tiles.
+        grid: [2, 1, 1],
+        threads: sm80::THREADS,
+        shared_bytes: tile.shared_bytes(),
+        params: Params::GroupedGemm(params),
+    };
+    // SAFETY: the kernel's threads and shared memory; the buffers have the documented sizes.
+    unsafe { bench.run(&[launch])? };
+
+    let mut expected = Vec::with_capacity(slots * columns);
+    for slot in 0..slots {
+        let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
+        let row = if request.gather { gather[slot] as usize } else { slot };
+        for column in 0..columns {
+            let mut sums = [0.0; 2];
+            for (sum, matrix) in sums.iter_mut().zip(&matrices[expert]) {
+                *sum = exact_sum(matrix, column, &quarters[row * stride..][..k])?;
+            }
+            expected.push(result(epilogue, &activation, sums, row_scales[row], &expert_scales[expert]));
+        }
+    }
+    same_or_nan(
+        downloaded(&output)?,
+        &expected,
+        &format!("variant {variant}, {epilogue:?}, k {k}, slots {:?}", request.slots),
+    )
+}
+
+/// The dot product of a row with activations in quarters, exact in f32 whatever the order.
+fn exact_sum(matrix: &Matrix, row: usize, quarters: &[i64]) -> Result<f32> {
+    let products = || quarters.iter().enumerate().map(|(k, quarter)| quarter * weight(matrix, row, k));
+    ensure!(products().map(i64::abs).sum::<i64>() < 1 << 24, "sums of {} products are not exact", matrix.cols);
+    Ok(products().sum::<i64>() as f32 / 128.0)
+}
+
+fn result(
+    epilogue: Epilogue,
+    activation: &ActivationParams,
+    [first, up]: [f32; 2],
+    g: f32,
+    scales: &ExpertScales,
+) -> f32 {
+    match epilogue {
+        Epilogue::Gated => activate(activation, first * (g * scales.gate), up * (g * scales.up)),
+        Epilogue::Ungated => activate(activation, 0.0, first * (g * scales.up)),
+        Epilogue::Down => first * (g * scales.down),
+    }
+}

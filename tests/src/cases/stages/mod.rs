@@ -1,0 +1,80 @@
+//! Single kernels against plain functions, bit for bit, on inputs that reach every branch: each buffer is an allocation of
+//! its own, as large as documented and no larger, and holds nothing that its kernel has not been given.
+
+pub(super) mod combine;
+pub(super) mod grouped_gemm;
+pub(super) mod quantize;
+pub(super) mod route;
+pub(super) mod weights;
+
+use anyhow::{Context, Result, ensure};
+use nvfp4_moe::cuda::Engine;
+use nvfp4_moe::driver::DeviceBuffer;
+use nvfp4_moe::harness::Target;
+use nvfp4_moe::schedule::Launch;
+
+use super::device_kernels::{downloaded, uploaded};
+use super::setup::Lab;
+
+/// A device that runs single kernels.
+#[derive(Clone, Copy)]
+struct Bench<'a> {
+    engine: &'a Engine,
+    /// Whether fresh memory is filled, so that what is read before it is written shows; an emulator knows it anyway.
+    poison: bool,
+}
+
+impl<'a> Bench<'a> {
+    fn new(lab: &'a Lab<'_>) -> Result<Self> {
+        let engine = lab.runner.engine().context("a GPU")?;
+        Ok(Self { engine, poison: !matches!(lab.runner.target(), Target::Backend(_)) })
+    }
+
+    /// Room for a kernel's results.
+    fn room(&self, bytes: usize) -> Result<DeviceBuffer> {
+        let buffer = DeviceBuffer::alloc(self.engine.device(), bytes)?;
+        if self.poison {
+            buffer.fill(0, bytes, 0xFF)?;
+        }
+        Ok(buffer)
+    }
+
+    fn upload<T: bytemuck::NoUninit>(&self, values: &[T]) -> Result<DeviceBuffer> {
+        uploaded(self.engine, bytemuck::cast_slice(values))
+    }
+
+    /// Runs the kernels in this order.
+    ///
+    /// # Safety
+    /// As [`Engine::run_alone`].
+    unsafe fn run(&self, launches: &[Launch]) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.engine.run_alone(launches)? };
+        Ok(())
+    }
+}
+
+/// Checks what a kernel wrote, and names the first place that differs.
+fn same<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(
+    buffer: &DeviceBuffer,
+    expected: &[T],
+    what: &str,
+) -> Result<()> {
+    let got: Vec<T> = downloaded(buffer)?;
+    ensure!(got.len() >= expected.len(), "{what}: {} elements, but {} expected", got.len(), expected.len());
+    let place = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    if let Some(place) = place {
+        anyhow::bail!("{what}: element {place} is {:?}, but {:?} was expected", got[place], expected[place]);
+    }
+    Ok(())
+}
+
+/// [`same`], bit for bit, but for the bits of what is not a number.
+fn same_or_nan(got: Vec<f32>, expected: &[f32], what: &str) -> Result<()> {
+    let same = |got: &f32, expected: &f32| got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+    let place = got.iter().zip(expected).position(|(got, expected)| !same(got, expected));
+    if let Some(place) = place {
+        anyhow::bail!("{what}: element {place} is {:e}, but {:e} was expected", got[place], expected[place]);
+    }
+    Ok(())
+}
