@@ -35,6 +35,7 @@ impl Meter {
             Params::GroupedGemm(params) => bytemuck::bytes_of(params),
             Params::Combine(params) => bytemuck::bytes_of(params),
             Params::Pack(params) => bytemuck::bytes_of(params),
+            Params::Read(params) => bytemuck::bytes_of(params),
         };
         let (start, block) = (Instant::now(), [launch.threads, 1, 1]);
         let report = emulator.launch(module, launch.kernel, launch.grid, block, launch.shared_bytes, params);
@@ -44,7 +45,10 @@ impl Meter {
 
     fn print(&self, name: &str) {
         let rate = self.instructions as f64 / self.seconds / 1e6;
-        println!("{name:<10} {:>12} thread-instructions {:>8.3} s {rate:>8.1} million/s", self.instructions, self.seconds);
+        println!(
+            "{name:<10} {:>12} thread-instructions {:>8.3} s {rate:>8.1} million/s",
+            self.instructions, self.seconds
+        );
     }
 }
 

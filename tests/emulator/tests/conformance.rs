@@ -6,8 +6,7 @@ use nvfp4_moe_emulator::conformance::Check;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
 /// The shipped modules.
-const SHIPPED: [&str; 2] =
-    [include_str!("../../../host/ptx/sm_80.ptx"), include_str!("../../../host/ptx/sm_120f.ptx")];
+const SHIPPED: [&str; 2] = [include_str!("../../../host/ptx/sm_80.ptx"), include_str!("../../../host/ptx/sm_120f.ptx")];
 
 /// What a check's kernel makes of cases.
 fn outputs(check: &Check, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, EmulatorError> {
@@ -61,6 +60,7 @@ fn wide_inputs_run() {
 /// Opcodes with modifiers of the instructions in a module's text.
 fn opcodes(ptx: &str) -> BTreeSet<String> {
     let statements = ptx.split([';', '{', '}', '\n']).map(str::trim);
+    let statements = statements.map(|text| text.split_once(": ").map_or(text, |(_, behind_label)| behind_label));
     let behind_guard = |text: &str| match text.strip_prefix('@') {
         Some(rest) => rest.split_once(' ').map_or(String::new(), |(_, rest)| rest.trim().to_owned()),
         None => text.to_owned(),

@@ -21,6 +21,8 @@ pub enum Kind {
     Bf16x2,
     /// f32.
     F32,
+    /// Two f32.
+    F32x2,
     /// f64.
     F64,
 }
@@ -39,6 +41,7 @@ impl Kind {
             "b" => Self::Bf16,
             "b2" => Self::Bf16x2,
             "f" => Self::F32,
+            "f2" => Self::F32x2,
             "d" => Self::F64,
             _ => panic!("there is no operand kind {name}"),
         }
@@ -50,7 +53,7 @@ impl Kind {
             Self::Predicate => 1,
             Self::F16 | Self::Bf16 => 16,
             Self::Amount | Self::F16x2 | Self::Bf16x2 | Self::F32 => 32,
-            Self::F64 => 64,
+            Self::F64 | Self::F32x2 => 64,
         }
     }
 
@@ -66,6 +69,7 @@ impl Kind {
             Self::F16x2 => two(0x7C00),
             Self::Bf16x2 => two(0x7F80),
             Self::F32 => one(bits, 0x7F80_0000, 0x8000_0000),
+            Self::F32x2 => Self::F32.canonical(bits & 0xFFFF_FFFF) | Self::F32.canonical(bits >> 32) << 32,
             Self::F64 if f64::from_bits(bits).is_nan() => 0x7FFF_FFFF_FFFF_FFFF,
             _ => bits,
         }
@@ -101,6 +105,10 @@ impl Kind {
             Self::Bf16 => halves(&BRAINS),
             Self::F16x2 => pairs(&HALVES),
             Self::Bf16x2 => pairs(&BRAINS),
+            Self::F32x2 => {
+                let all = Self::F32.special();
+                all.iter().enumerate().map(|(i, low)| low | all[(i * 7 + 3) % all.len()] << 32).collect()
+            }
             Self::F32 => SINGLES.iter().flat_map(|&bits| [bits, bits | 0x8000_0000]).map(u64::from).collect(),
             Self::F64 => DOUBLES.iter().flat_map(|&bits| [bits, bits | 1 << 63]).collect(),
         }

@@ -116,7 +116,7 @@ fn number(word: &str, kind: Kind) -> u64 {
         }
     };
     match text.split_once('/') {
-        Some((high, low)) => one(high) << 16 | one(low),
+        Some((high, low)) => one(high) << if form == "f" { 32 } else { 16 } | one(low),
         None => one(text),
     }
 }

@@ -119,7 +119,7 @@ impl Execute for Wait {
     }
 }
 
-/// `cp.async.mbarrier.arrive` (PTX ISA 9.7.13.15.17): an arrival when the thread's copies so far have landed.
+/// `cp.async.mbarrier.arrive` (9.7.13.15.15): an arrival when the thread's copies so far have landed.
 struct ArriveAfterCopies {
     barrier: Source,
     increments: bool,

@@ -185,8 +185,9 @@ fn together(name: &str, address: &str, space: &str, wait: &str, architecture: u3
 fn bulk(name: &str, architecture: u32, space: &str, fence: &str) -> Check {
     let round = |index: u32| {
         // Two copies for one phase, the first one shorter.
+        let state = if architecture >= 100 { "shared::cta" } else { "shared" };
         format!(
-            "@%p2 bra W{index}; mbarrier.arrive.expect_tx.shared.b64 _, [%s], 1024; \
+            "@%p2 bra W{index}; mbarrier.arrive.expect_tx.{state}.b64 _, [%s], 1024; \
              cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 256, [%s]; \
              cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes [%r1+256], [%rd1+256], 768, [%s]; \
              W{index}: mbarrier.try_wait.parity.shared.b64 %p1, [%s], {}; @!%p1 bra W{index}; \
@@ -206,6 +207,26 @@ fn bulk(name: &str, architecture: u32, space: &str, fence: &str) -> Check {
     exact(name, architecture, 128, &body, words.clone(), words)
 }
 
+/// `cp.async` whose landing is an arrival: counted from the start with `.noinc`, otherwise on top of what is expected.
+fn copies_that_arrive() -> Vec<Check> {
+    let forms = [
+        ("cp.async.mbarrier.arrive.noinc.shared.b64", 128),
+        ("cp.async.mbarrier.arrive.noinc.shared::cta.b64", 128),
+        ("cp.async.mbarrier.arrive.shared.b64", 64),
+    ];
+    let checks = forms.into_iter().map(|(name, count)| {
+        let body = format!(
+            "setp.ne.u32 %p2, %t, 0; @!%p2 mbarrier.init.shared.b64 [%s], {count}; bar.sync 0; add.u32 %r1, %s, 16; \
+             xor.b32 %r2, %t, 63; mad.lo.u32 %r2, %r2, 8, %r1; mad.lo.u32 %r1, %t, 8, %r1; \
+             cp.async.ca.shared.global [%r1], [%mine], 8; {name} [%s]; mbarrier.arrive.shared.b64 %rd3, [%s]; \
+             WAIT: mbarrier.test_wait.shared.b64 %p1, [%s], %rd3; @!%p1 bra WAIT; ld.shared.b64 %rd4, [%r2]; \
+             st.global.b64 [%yours], %rd4;"
+        );
+        exact(name, 80, 64, &body, (100..164).collect(), (0..64).map(|t| 100 + (t ^ 63)).collect())
+    });
+    checks.collect()
+}
+
 pub(super) fn checks() -> Vec<Check> {
     let mut checks = alone();
     let test = "mbarrier.test_wait.shared.b64 %p1, [%s], %rd3;";
@@ -222,6 +243,7 @@ pub(super) fn checks() -> Vec<Check> {
     for (name, fence) in fences {
         checks.push(bulk(&format!("cp.async.bulk.shared::cluster.global behind {name}"), 90, "shared::cluster", fence));
     }
+    checks.extend(copies_that_arrive());
     checks.push(bulk("cp.async.bulk.shared::cta.global", 120, "shared::cta", "fence.proxy.async;"));
     checks
 }
