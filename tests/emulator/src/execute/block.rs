@@ -1,5 +1,7 @@
 //! One block: its warps take turns.
 
+use std::sync::PoisonError;
+
 use super::barrier::Barriers;
 use super::launch::Launch;
 use super::warp::{Stop, Warp};
@@ -54,18 +56,25 @@ impl Block {
     }
 
     fn warp(launch: &Launch<'_>, block: [u32; 3], index: u32, threads: u32) -> Warp {
-        let mut warp = Warp::new(launch.kernel, index, threads);
+        // Registers of a warp that ended still hold the constants; nobody reads the others before they are written.
+        let spare = launch.spare_registers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let is_fresh = spare.is_none();
+        let mut warp = Warp::new(launch.kernel, index, threads, spare);
         for (slot, register) in launch.kernel.registers.iter().enumerate() {
-            let value = |lane: u32| match register.initial {
-                Initial::None => 0,
-                Initial::Constant(value) => value,
-                Initial::Variable { index, offset } => launch.variables[index].wrapping_add(offset as u64),
-                Initial::Special(special) => launch.special(special, block, index * 32 + lane),
+            let values = match register.initial {
+                Initial::None => continue,
+                Initial::Special(special) => {
+                    Some(std::array::from_fn(|lane| launch.special(special, block, index * 32 + lane as u32)))
+                }
+                Initial::Constant(value) => is_fresh.then_some([value; 32]),
+                Initial::Variable { index, offset } => {
+                    is_fresh.then(|| [launch.variables[index].wrapping_add(offset as u64); 32])
+                }
             };
-            if register.initial != Initial::None {
-                warp.registers[slot] = std::array::from_fn(|lane| value(lane as u32));
-                warp.written[slot] = u32::MAX;
+            if let Some(values) = values {
+                warp.registers[slot] = values;
             }
+            warp.written[slot] = u32::MAX;
         }
         for (slot, predicate) in launch.kernel.predicates.iter().enumerate() {
             if let Some(value) = predicate.constant {
@@ -74,6 +83,12 @@ impl Block {
             }
         }
         warp
+    }
+
+    /// Leaves the registers to blocks that begin.
+    pub(crate) fn recycle(self, launch: &Launch<'_>) {
+        let mut spare = launch.spare_registers.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.extend(self.warps.into_iter().map(|warp| warp.registers));
     }
 
     /// Runs until the block has ended (true), or each warp had its turn `turns` times.

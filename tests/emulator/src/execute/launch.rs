@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+use super::Lanes;
 use super::block::Block;
 use crate::decode::{Kernel, Module};
 use crate::error::{EmulatorError, Finding};
@@ -82,6 +83,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) dynamic_shared_bytes: u32,
     /// End of the block's shared memory in the shared window.
     pub(crate) shared_end: u32,
+    /// Registers of warps that ended.
+    pub(crate) spare_registers: Mutex<Vec<Vec<Lanes>>>,
     stop: AtomicBool,
 }
 
@@ -185,6 +188,7 @@ impl Emulator {
             block,
             dynamic_shared_bytes: shared_bytes,
             shared_end: kernel.dynamic_shared + shared_bytes,
+            spare_registers: Mutex::default(),
             stop: AtomicBool::new(false),
         };
         let workers = match self.config.threads {
@@ -226,6 +230,8 @@ fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, blocks: u32) {
             Ok(true) => {
                 queue.live -= 1;
                 queue.report.thread_instructions += block.thread_instructions();
+                drop(queue);
+                block.recycle(launch);
             }
             Err(finding) => {
                 queue.live -= 1;

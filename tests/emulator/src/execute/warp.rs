@@ -58,12 +58,12 @@ pub(crate) enum Stop {
 }
 
 impl Warp {
-    pub(crate) fn new(kernel: &Kernel, index: u32, threads: u32) -> Self {
+    pub(crate) fn new(kernel: &Kernel, index: u32, threads: u32, spare: Option<Vec<Lanes>>) -> Self {
         let lanes = (threads - index * 32).min(32);
         let live = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
         Self {
             index,
-            registers: vec![[0; 32]; kernel.registers.len()],
+            registers: spare.unwrap_or_else(|| vec![[0; 32]; kernel.registers.len()]),
             written: vec![0; kernel.registers.len()],
             predicates: vec![0; kernel.predicates.len()],
             predicates_written: vec![0; kernel.predicates.len()],
