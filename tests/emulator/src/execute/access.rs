@@ -50,6 +50,7 @@ fn shared_address(address: u64, lane: usize) -> Result<u32, Fault> {
     u32::try_from(address).map_err(|_| shared_fault(SharedFault::OutOfBounds, lane, address))
 }
 
+#[inline(always)]
 fn aligned(address: u64, bytes: usize, lane: usize) -> Result<(), Fault> {
     if address & (bytes as u64 - 1) == 0 {
         return Ok(());
@@ -89,6 +90,7 @@ impl Context<'_> {
     }
 
     /// Reads `out.len()` bytes (a power of two) in global memory.
+    #[inline(always)]
     pub(crate) fn load_global(&self, lane: usize, address: u64, out: &mut [u8], access: Access) -> Result<(), Fault> {
         let bytes = out.len();
         aligned(address, bytes, lane)?;
@@ -107,7 +109,7 @@ impl Context<'_> {
     }
 
     /// Reads `out.len()` bytes, a power of two.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn load(
         &mut self,
         space: Space,

@@ -19,27 +19,25 @@ struct Load {
 }
 
 impl Load {
-    fn element(&self, bytes: &[u8], width: u32) -> u64 {
-        let mut wide = [0; 8];
-        wide[..bytes.len()].copy_from_slice(bytes);
-        let value = u64::from_le_bytes(wide);
+    #[inline(always)]
+    fn element(&self, wide: u64, width: u32) -> u64 {
         let bits = self.kind.bits();
-        if self.kind.is_signed() { truncate(sign_extend(value, bits) as u64, width) } else { value }
+        if self.kind.is_signed() { truncate(sign_extend(wide, bits) as u64, width) } else { truncate(wide, bits) }
     }
-}
 
-impl Execute for Load {
-    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+    /// All lanes, of `N` bytes each: with their number known the copies are single moves.
+    fn run<const N: usize>(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let bases = cx.read(self.address.base, lanes)?;
         let size = self.kind.bytes();
-        let total = size * self.destinations.len();
         for lane in each(lanes) {
-            let mut bytes: AccessBytes = [0; MAX_ACCESS];
+            // Room to read 8 bytes from the last element on.
+            let mut bytes = [0; MAX_ACCESS + 8];
             let address = self.address.address(bases[lane]);
-            cx.load(self.space, lane, address, &mut bytes[..total], self.access)?;
-            for (element, &(register, width)) in bytes.chunks_exact(size).zip(&self.destinations) {
+            cx.load(self.space, lane, address, &mut bytes[..N], self.access)?;
+            for (i, &(register, width)) in self.destinations.iter().enumerate() {
                 if let Some(register) = register {
-                    cx.warp.registers[register.0 as usize][lane] = self.element(element, width);
+                    let wide: [u8; 8] = bytes[i * size..i * size + 8].try_into().expect("8 bytes");
+                    cx.warp.registers[register.0 as usize][lane] = self.element(u64::from_le_bytes(wide), width);
                 }
             }
         }
@@ -47,6 +45,19 @@ impl Execute for Load {
             cx.warp.written[register.0 as usize] |= lanes;
         }
         Ok(Step::Next)
+    }
+}
+
+impl Execute for Load {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        match self.kind.bytes() * self.destinations.len() {
+            1 => self.run::<1>(cx, lanes),
+            2 => self.run::<2>(cx, lanes),
+            4 => self.run::<4>(cx, lanes),
+            8 => self.run::<8>(cx, lanes),
+            16 => self.run::<16>(cx, lanes),
+            _ => self.run::<MAX_ACCESS>(cx, lanes),
+        }
     }
 }
 

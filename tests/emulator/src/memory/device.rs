@@ -204,6 +204,7 @@ impl Place<'_> {
     }
 
     /// Reads a power of two of bytes, aligned.
+    #[inline(always)]
     pub(crate) fn load(&self, out: &mut [u8]) {
         let words = &self.allocation.words;
         if out.len() < 8 {

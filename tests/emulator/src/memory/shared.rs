@@ -133,6 +133,7 @@ impl SharedMemory {
     }
 
     /// Reads, for a load of `thread`.
+    #[inline]
     pub(crate) fn load(&mut self, address: u32, out: &mut [u8], thread: u32) -> Result<(), SharedFault> {
         let offset = self.offset(address, out.len())?;
         let range = offset..offset + out.len();
