@@ -11,6 +11,7 @@ pub mod driver;
 pub mod harness;
 pub mod io;
 pub mod load;
+pub mod memory;
 pub mod plan;
 pub mod routing;
 pub mod schedule;

@@ -234,7 +234,7 @@ impl Plan {
     /// second tile and read their weights again.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
-        let expected = tokens * self.spec.shape.topk * 7 / (self.spec.shape.experts * 4);
+        let expected = tokens.saturating_mul(self.spec.shape.topk * 7) / (self.spec.shape.experts * 4);
         let fits = |tile: &sm80::TileShape| tile.slots() >= expected;
         sm80::TILES.iter().position(fits).unwrap_or(sm80::TILES.len() - 1)
     }
