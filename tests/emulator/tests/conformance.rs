@@ -4,7 +4,6 @@ use nvfp4_moe_emulator::conformance::Check;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
 /// The shipped modules.
-const SHIPPED: [&str; 1] = [include_str!("../../../host/ptx/sm_80.ptx")];
 
 /// What a check's kernel makes of cases.
 fn outputs(check: &Check, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, EmulatorError> {
