@@ -3,8 +3,6 @@
 use nvfp4_moe_emulator::conformance::Check;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
-/// The shipped modules.
-
 /// What a check's kernel makes of cases.
 fn outputs(check: &Check, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, EmulatorError> {
     let module = Module::parse(&check.ptx)?;
