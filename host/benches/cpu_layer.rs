@@ -47,7 +47,7 @@ fn moe_layer(c: &mut Criterion) {
             (0..tokens * SHAPE.hidden).map(|_| bf16::from_f32(rng.random_range(-2.0..2.0))).collect();
         let topk_ids = pick_experts(&mut rng, tokens);
         let topk_weights = vec![1.0 / SHAPE.topk as f32; topk_ids.len()];
-        let mut workspace = Workspace::new(&layer, tokens);
+        let mut workspace = Workspace::new(&layer, tokens).expect("memory");
         let mut out = vec![bf16::ZERO; hidden.len()];
         let inputs = Inputs {
             hidden: HiddenRows::Bf16(&hidden),

@@ -27,7 +27,9 @@ pub enum Activation {
 
 /// An activation parameter that gives no usable function.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
-#[error("the activation's {parameter} is {got:?}, but it must be {must}; correct it in config.json")]
+#[error(
+    "the activation's {parameter} is {got:?}, but it must be {must}; correct it in config.json or on the command line"
+)]
 pub struct ActivationError {
     /// Which parameter: `limit`, `alpha` or `beta`.
     pub parameter: &'static str,

@@ -44,6 +44,7 @@ use crate::cuda::{CallError, Engine};
 use crate::driver::{Device, DriverError};
 use crate::io::{HiddenRows, Inputs, LengthError, OutputRows};
 use crate::load::LoadError;
+use crate::memory::{self, OutOfMemory};
 use crate::plan::{Plan, PlanError};
 use crate::shape::ShapeError;
 use crate::spec::LayerSpec;
@@ -88,6 +89,12 @@ pub enum HarnessError {
     /// The CPU engine refused a call.
     #[error(transparent)]
     Cpu(#[from] cpu::ForwardError),
+    /// The CPU engine has no workspace.
+    #[error(transparent)]
+    Workspace(#[from] cpu::WorkspaceError),
+    /// Not enough host memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// More tokens than the layer was loaded for.
     #[error("the batch has {got} tokens, but the layer was loaded for at most {max}; load it for more")]
     TooManyTokens {
@@ -227,7 +234,7 @@ impl Runner {
             }
             None => {
                 let layer = cpu::MoeLayer::load(spec, source, progress)?;
-                let workspace = cpu::Workspace::new(&layer, max_tokens);
+                let workspace = cpu::Workspace::new(&layer, max_tokens)?;
                 Loaded::Cpu { layer, workspace: Box::new(workspace) }
             }
         };
@@ -328,7 +335,7 @@ impl LoadedLayer {
     /// # Errors
     /// As [`Self::forward`].
     pub fn forward_f32(&mut self, inputs: &Inputs<'_>) -> Result<Vec<f32>, HarnessError> {
-        let mut output = vec![0.0; inputs.hidden.len()];
+        let mut output = memory::zeros("the output", inputs.hidden.len())?;
         self.forward(inputs, OutputRows::F32(&mut output), false)?;
         Ok(output)
     }
@@ -338,7 +345,7 @@ impl LoadedLayer {
     /// # Errors
     /// As [`Self::forward`].
     pub fn forward_bf16(&mut self, inputs: &Inputs<'_>) -> Result<Vec<bf16>, HarnessError> {
-        let mut output = vec![bf16::ZERO; inputs.hidden.len()];
+        let mut output = memory::zeros("the output", inputs.hidden.len())?;
         self.forward(inputs, OutputRows::Bf16(&mut output), false)?;
         Ok(output)
     }

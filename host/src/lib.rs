@@ -12,6 +12,7 @@ pub mod harness;
 pub mod io;
 pub mod kernel_family;
 pub mod load;
+pub mod memory;
 pub mod plan;
 pub mod routing;
 pub mod schedule;

@@ -8,6 +8,7 @@ use crate::activation::ActivationError;
 use crate::checkpoint::{CheckpointError, RawExpert, RawMatrix};
 use crate::driver::DriverError;
 use crate::io::ScaleMode;
+use crate::memory::OutOfMemory;
 use crate::shape::ShapeError;
 use crate::spec::LayerSpec;
 use crate::weights::SourceError;
@@ -99,6 +100,9 @@ pub enum LoadError {
         /// The first expert's.
         must: f32,
     },
+    /// Not enough host memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -255,7 +255,7 @@ impl Plan {
     /// second tile and read their weights again.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
-        let expected = tokens * self.spec.shape.topk * 7 / (self.spec.shape.experts * 4);
+        let expected = tokens.saturating_mul(self.spec.shape.topk * 7) / (self.spec.shape.experts * 4);
         let variants = self.kernels.variants();
         variants.iter().position(|variant| variant.slots >= expected).unwrap_or(variants.len() - 1)
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use nvfp4_moe_device::format::slots::ExpertSlots;
 
+use crate::memory::{self, OutOfMemory};
 use crate::shape::ExpertRange;
 
 /// In [`Routing::slot_of`]: the expert is not here.
@@ -45,14 +46,16 @@ impl Routing {
     }
 
     /// Empty, with room for `picks` ids and `experts` experts.
-    #[must_use]
-    pub fn with_capacity(picks: usize, experts: usize) -> Self {
-        Self {
-            slot_token: Vec::with_capacity(picks),
-            slot_k: Vec::with_capacity(picks),
-            expert_offset: Vec::with_capacity(experts + 1),
-            slot_of: Vec::with_capacity(picks),
-        }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn with_capacity(picks: usize, experts: usize) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            slot_token: memory::room("the slots' tokens", picks)?,
+            slot_k: memory::room("the slots' choices", picks)?,
+            expert_offset: memory::room("the experts' offsets", experts.saturating_add(1))?,
+            slot_of: memory::room("the tokens' slots", picks)?,
+        })
     }
 
     /// As [`Self::new`], in the same memory; allocates only when the capacity is too small.

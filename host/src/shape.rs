@@ -5,6 +5,11 @@ use thiserror::Error;
 /// Elements that share one block scale; every GEMM axis that is quantized is a multiple of it.
 const BLOCK_ELEMS: usize = 16;
 
+/// Largest value of any size: far beyond every model, and small enough that no product of sizes overflows anywhere.
+const MAX_SIZE: usize = 1 << 20;
+
+const AT_MOST: &str = "be at most 1048576, the largest size that this library counts with";
+
 const MULTIPLE_OF_BLOCK: &str =
     "be above 0 and a multiple of 16, the number of elements that share one NVFP4 block scale";
 
@@ -49,7 +54,8 @@ impl MoeShape {
     /// Checks every size.
     ///
     /// # Errors
-    /// [`ShapeError`] when `hidden` or `intermediate` is 0 or not a multiple of 16, or `experts` or `topk` is 0.
+    /// [`ShapeError`] when `hidden` or `intermediate` is 0 or not a multiple of 16, `experts` or `topk` is 0, or any of
+    /// them is above 2^20.
     pub const fn validate(&self) -> Result<(), ShapeError> {
         if let Err(error) = check_blocks("hidden", self.hidden) {
             return Err(error);
@@ -57,26 +63,28 @@ impl MoeShape {
         if let Err(error) = check_blocks("intermediate", self.intermediate) {
             return Err(error);
         }
-        if let Err(error) = check_not_zero("experts", self.experts) {
+        if let Err(error) = check_size("experts", self.experts) {
             return Err(error);
         }
-        check_not_zero("topk", self.topk)
+        check_size("topk", self.topk)
     }
 }
 
-/// Checks that `got` elements are whole blocks of 16, and at least one.
+/// Checks that `got` elements are whole blocks of 16, at least one and not too many.
 pub(crate) const fn check_blocks(axis: &'static str, got: usize) -> Result<(), ShapeError> {
     if got == 0 || !got.is_multiple_of(BLOCK_ELEMS) {
         return Err(ShapeError { axis, got, must: MULTIPLE_OF_BLOCK });
     }
-    Ok(())
+    check_size(axis, got)
 }
 
-const fn check_not_zero(axis: &'static str, got: usize) -> Result<(), ShapeError> {
-    if got == 0 {
-        return Err(ShapeError { axis, got, must: "be at least 1" });
-    }
-    Ok(())
+const fn check_size(axis: &'static str, got: usize) -> Result<(), ShapeError> {
+    let must = match got {
+        0 => "be at least 1",
+        1..=MAX_SIZE => return Ok(()),
+        _ => AT_MOST,
+    };
+    Err(ShapeError { axis, got, must })
 }
 
 /// The experts `first .. first + count` of a layer: those that one rank holds.
@@ -99,9 +107,9 @@ impl ExpertRange {
     /// hold one more than the others. With more ranks than experts the last ranks hold none.
     ///
     /// # Errors
-    /// [`ShapeError`] when `ranks` is 0 or `rank` is not below `ranks`.
+    /// [`ShapeError`] when `ranks` is 0 or above 2^20, or `rank` is not below `ranks`.
     pub const fn of_rank(experts: usize, ranks: usize, rank: usize) -> Result<Self, ShapeError> {
-        if let Err(error) = check_not_zero("ranks", ranks) {
+        if let Err(error) = check_size("ranks", ranks) {
             return Err(error);
         }
         if rank >= ranks {
@@ -116,10 +124,10 @@ impl ExpertRange {
         Ok(Self { first: rank * share + before, count: share + (rank < longer) as usize })
     }
 
-    /// Global id behind the last expert.
+    /// Global id behind the last expert; the largest number where there is no such id.
     #[must_use]
     pub const fn end(self) -> usize {
-        self.first + self.count
+        self.first.saturating_add(self.count)
     }
 
     /// Whether the rank holds no expert.
@@ -170,7 +178,10 @@ mod tests {
         assert_eq!(ExpertRange::of_rank(5, 3, 2), Ok(ExpertRange { first: 4, count: 1 }));
         assert!(ExpertRange::of_rank(2, 3, 2).unwrap().is_empty());
         assert_eq!(ExpertRange::of_rank(5, 3, 3).unwrap_err().axis, "rank");
-        assert_eq!(ExpertRange::of_rank(5, 0, 0).unwrap_err().axis, "ranks");
+        for ranks in [0, usize::MAX] {
+            assert_eq!(ExpertRange::of_rank(5, ranks, 0).unwrap_err().axis, "ranks");
+        }
+        assert_eq!(ExpertRange { first: usize::MAX, count: 2 }.end(), usize::MAX, "beyond every layer, not wrapped");
         let range = ExpertRange { first: 2, count: 2 };
         let held: Vec<_> = (0..6).filter(|&e| range.contains(e)).collect();
         assert_eq!(held, [2, 3]);
@@ -185,9 +196,16 @@ mod tests {
             (MoeShape::new(16, 8, 1, 1), "intermediate"),
             (MoeShape::new(16, 16, 0, 1), "experts"),
             (MoeShape::new(16, 16, 1, 0), "topk"),
+            (MoeShape::new(1 << 21, 16, 1, 1), "hidden"),
+            (MoeShape::new(16, usize::MAX - 15, 1, 1), "intermediate"),
+            (MoeShape::new(16, 16, 1 << 32, 1), "experts"),
+            (MoeShape::new(16, 16, 1, usize::MAX), "topk"),
         ] {
             assert_eq!(shape.unwrap_err().axis, axis);
         }
+        // What is allowed multiplies without overflow: bytes of the f32 values of all experts, and of a million tokens.
+        let largest = MoeShape::new(MAX_SIZE, MAX_SIZE, MAX_SIZE, MAX_SIZE).unwrap();
+        assert!(largest.hidden.checked_mul(largest.intermediate * largest.experts * 3).is_some());
         let message = MoeShape::new(24, 16, 1, 1).unwrap_err().to_string();
         assert!(message.starts_with("hidden is 24, but must be above 0 and a multiple of 16"), "{message}");
     }

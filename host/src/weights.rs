@@ -6,6 +6,7 @@ use rand::{Rng, RngCore, SeedableRng, rngs::StdRng};
 
 use crate::activation::Activation;
 use crate::checkpoint::{LayerView, Origin, RawExpert, RawMatrix};
+use crate::memory::{self, OutOfMemory};
 use crate::shape::{MoeShape, ShapeError};
 
 /// Why a source could not give an expert.
@@ -49,14 +50,31 @@ const POOL_SPREAD_BYTES: usize = 1 << 16;
 
 impl RandomExperts {
     /// Experts of a layer of this shape; the same seed gives the same experts.
+    ///
+    /// # Panics
+    /// Where [`Self::try_new`] fails.
     #[must_use]
     pub fn new(shape: MoeShape, gated: bool, input_scales: RandomInputScales, seed: u64) -> Self {
+        Self::try_new(shape, gated, input_scales, seed).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Self::new`], for shapes that may be larger than memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn try_new(
+        shape: MoeShape,
+        gated: bool,
+        input_scales: RandomInputScales,
+        seed: u64,
+    ) -> Result<Self, OutOfMemory> {
         let mut rng = StdRng::seed_from_u64(seed);
         let elems = shape.hidden * shape.intermediate;
-        let mut codes = vec![0; elems / 2 + POOL_SPREAD_BYTES];
+        let mut codes = memory::zeros("random codes", elems / 2 + POOL_SPREAD_BYTES)?;
+        let mut scales = memory::zeros("random block scales", elems / BLOCK + POOL_SPREAD_BYTES)?;
         rng.fill_bytes(&mut codes);
-        let scales = (0..elems / BLOCK + POOL_SPREAD_BYTES).map(|_| rng.random_range(0x30..=0x40)).collect();
-        Self { shape, gated, input_scales, codes, scales }
+        scales.fill_with(|| rng.random_range(0x30..=0x40));
+        Ok(Self { shape, gated, input_scales, codes, scales })
     }
 
     /// Matrix `which` (0 gate, 1 up, 2 down) of an expert.

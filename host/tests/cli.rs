@@ -301,12 +301,98 @@ fn bad_requests_are_named() {
 }
 
 #[test]
+fn sizes_beyond_all_bounds_are_named() {
+    let qwen = golden("qwen3_moe");
+    let huge = usize::MAX.to_string();
+    for verb in ["inspect", "forward"] {
+        refused(&run(verb, &qwen, &["--ranks", &huge]), &["ranks is", "at most 1048576"]);
+    }
+    for tokens in [&huge, "1000000000000000"] {
+        refused(&run("forward", &qwen, &["--tokens", tokens]), &["hidden states would take", "fewer tokens"]);
+    }
+    let copy = with_config("qwen3_moe", "num_experts_per_tok", json!(1u64 << 63));
+    refused(&run("inspect", copy.path(), &[]), &["topk is 9223372036854775808", "at most 1048576"]);
+    for (shape, part) in [
+        ("0x0x0x0", "hidden is 0"),
+        ("18446744073709551600x16x1x1", "hidden is 18446744073709551600"),
+        ("16x4294967296x1x1", "intermediate is 4294967296"),
+        ("16x16x1152921504606846976x1", "experts is 1152921504606846976"),
+        ("1048576x1048576x1048576x1", "would take"),
+    ] {
+        refused(&bench(&["--shape", shape, "--tokens", "1"]), &[part]);
+    }
+}
+
+#[test]
 fn an_output_that_cannot_be_written_leaves_nothing_behind() {
     let directory = TempDir::new().unwrap();
     let out = directory.path().join("no/such/directory/out.safetensors");
     let output = run("forward", &golden("qwen3_moe"), &["--out", out.to_str().unwrap()]);
     refused(&output, &["cannot write", "out.safetensors"]);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_output_replaces_nothing_that_matters() {
+    let copy = copy_of("qwen3_moe");
+    let before = fs::read(copy.path().join("model.safetensors")).unwrap();
+    for name in ["model.safetensors", "io.safetensors"] {
+        let out = copy.path().join(name);
+        refused(&run("forward", copy.path(), &["--out", out.to_str().unwrap()]), &[name, "made from"]);
+    }
+    assert!(before == fs::read(copy.path().join("model.safetensors")).unwrap());
+
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let to = |out: &str| run("forward", copy.path(), &["--tokens", "1", "--out", out]);
+    fs::create_dir(at("directory")).unwrap();
+    fs::write(at("read-only"), "mine").unwrap();
+    let mut permissions = fs::metadata(at("read-only")).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(at("read-only"), permissions).unwrap();
+    refused(&to(&at("directory")), &["cannot write", "not a regular file"]);
+    refused(&to(&at("directory/")), &["cannot write", "directory"]);
+    refused(&to(&at("read-only")), &["cannot write", "read-only"]);
+    assert_eq!(fs::read(at("read-only")).unwrap(), b"mine");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+
+    #[cfg(unix)]
+    {
+        refused(&to("/dev/../dev/zero"), &["cannot write", "not a regular file"]);
+        fs::write(at("target"), "old").unwrap();
+        std::os::unix::fs::symlink("target", at("link")).unwrap();
+        assert_eq!(to(&at("link")).status.code(), Some(0));
+        assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
+        assert!(header_of(&fs::read(at("target")).unwrap()).0.contains_key("output"));
+    }
+}
+
+/// Links to files that are not there (a half-fetched model), devices, and names that are not UTF-8.
+#[cfg(unix)]
+#[test]
+fn unusual_files_are_named_or_work() {
+    use std::os::unix::{ffi::OsStrExt, fs::symlink};
+    for name in ["config.json", "model.safetensors", "model.safetensors.index.json"] {
+        let copy = copy_of("qwen3_moe");
+        let file = copy.path().join(name);
+        let _ = fs::remove_file(&file);
+        symlink("/no/such/blob", &file).unwrap();
+        refused(&run("inspect", copy.path(), &[]), &[name, "No such file"]);
+    }
+    refused(&run("inspect", Path::new("/dev/null"), &[]), &["/dev/null", "not a regular file"]);
+
+    let copy = copy_of("qwen3_moe");
+    let odd = copy.path().join(std::ffi::OsStr::from_bytes(b"\xffmodel"));
+    fs::create_dir(&odd).unwrap();
+    for name in ["config.json", "model.safetensors", "io.safetensors"] {
+        symlink(copy.path().join(name), odd.join(name)).unwrap();
+    }
+    for verb in ["inspect", "forward"] {
+        assert!(report(verb, &odd, &[])["checkpoint"].as_str().unwrap().ends_with("\u{fffd}model"));
+    }
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = program().arg("inspect").arg(&odd).stdout(full).output().unwrap();
+    refused(&output, &["standard output", "No space left"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use nvfp4_moe::activation::Activation;
-use nvfp4_moe::cpu::{ForwardError, Isa, MoeLayer, Workspace};
+use nvfp4_moe::cpu::{ForwardError, Isa, MoeLayer, Workspace, WorkspaceError};
 use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows, ScaleMode};
 use nvfp4_moe::load::LoadError;
 use nvfp4_moe::shape::{ExpertRange, MoeShape};
@@ -80,7 +80,7 @@ impl Case {
 
 /// A forward into a buffer that was full of NaN.
 fn run(layer: &MoeLayer, inputs: &Inputs<'_>) -> Vec<f32> {
-    let mut workspace = Workspace::new(layer, inputs.topk_ids.len() / inputs.topk);
+    let mut workspace = Workspace::new(layer, inputs.topk_ids.len() / inputs.topk).unwrap();
     assert_eq!(workspace.bytes(), Workspace::planned_bytes(layer.spec(), workspace.max_tokens()));
     let mut out = vec![f32::NAN; inputs.hidden.len()];
     layer.forward(&mut workspace, inputs, OutputRows::F32(&mut out), false).unwrap();
@@ -136,7 +136,7 @@ fn f16_inputs_and_bf16_outputs() {
     let errors = reference::row_errors(&from_f16, &from_bf16.iter().map(|x| *x as f64).collect::<Vec<_>>(), 96);
     assert!(errors.iter().all(|error| *error < 0.05), "{errors:?}");
     let mut rounded = vec![bf16::NAN; exact.len()];
-    let mut workspace = Workspace::new(&case.layer, 9);
+    let mut workspace = Workspace::new(&case.layer, 9).unwrap();
     case.layer.forward(&mut workspace, &case.inputs(), OutputRows::Bf16(&mut rounded), false).unwrap();
     assert_eq!(rounded, case.forward().iter().map(|y| bf16::from_f32(*y)).collect::<Vec<_>>());
 }
@@ -201,7 +201,7 @@ fn accumulating_adds_once_and_leaves_tokens_without_experts_alone() {
     let fresh = case.forward();
     let before: Vec<bf16> = (0..5 * 96).map(|i| bf16::from_f32(i as f32 * 0.01 - 2.0)).collect();
     let mut out = before.clone();
-    let mut workspace = Workspace::new(&case.layer, 8);
+    let mut workspace = Workspace::new(&case.layer, 8).unwrap();
     case.layer.forward(&mut workspace, &case.inputs(), OutputRows::Bf16(&mut out), true).unwrap();
     for (i, (out, before)) in out.iter().zip(&before).enumerate() {
         let nobody = [1, 3].contains(&(i / 96));
@@ -243,10 +243,10 @@ fn nothing_to_do() {
 fn wrong_calls_are_named_and_write_nothing() {
     let case = Case::new(shape(32, 16, 4, 2), ExpertRange::all(4), SWIGLU, ScaleMode::Static, 3);
     let mut out = vec![7f32; 96];
-    let mut workspace = Workspace::new(&case.layer, 2);
+    let mut workspace = Workspace::new(&case.layer, 2).unwrap();
     let error = case.layer.forward(&mut workspace, &case.inputs(), OutputRows::F32(&mut out), false).unwrap_err();
     assert_eq!(error, ForwardError::TooManyTokens { got: 3, max: 2 });
-    let mut workspace = Workspace::new(&case.layer, 3);
+    let mut workspace = Workspace::new(&case.layer, 3).unwrap();
     let short = Inputs { topk_weights: &case.topk_weights[1..], ..case.inputs() };
     let error = case.layer.forward(&mut workspace, &short, OutputRows::F32(&mut out), false).unwrap_err();
     assert_eq!(error.to_string(), "topk_weights has 5 elements, but must have 6");
@@ -256,6 +256,67 @@ fn wrong_calls_are_named_and_write_nothing() {
     let error = other.layer.forward(&mut workspace, &other.inputs(), OutputRows::F32(&mut out), false).unwrap_err();
     assert_eq!(error, ForwardError::OtherLayer);
     assert!(out.iter().all(|y| *y == 7.0));
+}
+
+#[test]
+fn a_workspace_of_another_layer_is_refused() {
+    let new = |sizes: [usize; 4], experts, mode| {
+        let [hidden, intermediate, all, topk] = sizes;
+        Case::new(shape(hidden, intermediate, all, topk), ExpertRange { first: 0, count: experts }, SWIGLU, mode, 3)
+    };
+    let case = new([64, 48, 8, 2], 8, ScaleMode::PerToken);
+    for other in [
+        new([32, 48, 8, 2], 8, ScaleMode::PerToken),
+        new([64, 32, 8, 2], 8, ScaleMode::PerToken),
+        new([48, 64, 8, 2], 8, ScaleMode::PerToken),
+        new([64, 48, 9, 2], 8, ScaleMode::PerToken),
+        new([64, 48, 8, 1], 8, ScaleMode::PerToken),
+        new([64, 48, 8, 2], 4, ScaleMode::PerToken),
+        new([64, 48, 8, 2], 0, ScaleMode::PerToken),
+        new([64, 48, 8, 2], 8, ScaleMode::PerTensor),
+        new([64, 48, 8, 2], 8, ScaleMode::Static),
+    ] {
+        for max_tokens in [3, 64] {
+            let mut workspace = Workspace::new(&other.layer, max_tokens).unwrap();
+            let mut out = vec![7f32; 3 * 64];
+            let rows = OutputRows::F32(&mut out);
+            let error = case.layer.forward(&mut workspace, &case.inputs(), rows, false).unwrap_err();
+            assert_eq!(error, ForwardError::OtherLayer, "{:?}", other.layer);
+            assert!(out.iter().all(|y| *y == 7.0));
+        }
+    }
+}
+
+#[test]
+fn a_workspace_beyond_memory_or_32_bits_is_an_error() {
+    let layer = |mode| Case::new(shape(64, 48, 8, 2), ExpertRange::all(8), SWIGLU, mode, 1).layer;
+    let per_tensor = layer(ScaleMode::PerTensor);
+    for max_tokens in [usize::MAX, 1 << 40, 1 << 31] {
+        let error = Workspace::new(&per_tensor, max_tokens).unwrap_err();
+        assert!(matches!(error, WorkspaceError::TooManyTokens { limit: 2_147_483_646, .. }), "{error}");
+    }
+    assert_eq!(Workspace::planned_bytes(per_tensor.spec(), usize::MAX), usize::MAX, "not wrapped");
+    // The other modes work on a few tokens at a time, however many there are.
+    assert!(Workspace::new(&layer(ScaleMode::PerToken), usize::MAX).is_ok());
+}
+
+#[test]
+fn weights_beyond_memory_are_an_error() {
+    let size = 1 << 20;
+    let spec = LayerSpec {
+        shape: shape(size, size, 1 << 8, 1),
+        experts: ExpertRange::all(1 << 8),
+        activation: SWIGLU,
+        scales: ScaleMode::PerToken,
+        shared_l1_scale: true,
+    };
+    let never = RandomExperts::new(shape(16, 16, 1, 1), true, RandomInputScales::Missing, 0);
+    let error = MoeLayer::load(&spec, &never, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, LoadError::Memory(_)), "{error}");
+    assert!(error.to_string().starts_with("packed weights would take"), "{error}");
+    let beyond = ExpertRange { first: usize::MAX, count: 2 };
+    let error = MoeLayer::load(&LayerSpec { experts: beyond, ..spec }, &never, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, LoadError::Shape(error) if error.axis == "experts"));
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn golden_checkpoints_match() {
             let spec = LayerSpec::of_layer(&view, io.topk, all, scales).unwrap();
             assert_eq!(spec.scales, scales.unwrap_or(ScaleMode::Static));
             let layer = MoeLayer::load(&spec, &view, &mut |_, _| {}).unwrap();
-            let mut workspace = Workspace::new(&layer, io.tokens);
+            let mut workspace = Workspace::new(&layer, io.tokens).unwrap();
             let mut out = vec![f32::NAN; io.tokens * io.hidden_size];
             layer.forward(&mut workspace, &inputs, OutputRows::F32(&mut out), false).unwrap();
             let expected: Vec<f32> = bytemuck::pod_collect_to_vec(file.tensor(tensor).unwrap().data());

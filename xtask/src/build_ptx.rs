@@ -1,6 +1,6 @@
 //! `cargo xtask build-ptx`: the device crate to `host/ptx`, and whether what is there is what the sources give.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -88,7 +88,7 @@ pub(crate) fn check(root: &Path, depth: Depth) -> Result<Checked> {
             manifest.sources_sha256
         );
     }
-    if manifest.targets.keys().map(String::as_str).ne(TARGETS.map(|target| target.name)) {
+    if manifest.targets.keys().map(String::as_str).ne(BTreeSet::from(TARGETS.map(|target| target.name))) {
         bail!("{} does not list the targets of this program; run `cargo xtask build-ptx`", manifest::FILE);
     }
     for (target, expected) in &manifest.targets {

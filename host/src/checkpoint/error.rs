@@ -208,7 +208,7 @@ pub enum CheckpointError {
         expected: usize,
     },
     /// A tensor of another element type.
-    #[error("tensor {tensor} must be {expected}, but is {found}; export the checkpoint again")]
+    #[error("tensor {tensor} must be {expected}, but is {found}; export its file again")]
     WrongDtype {
         /// The tensor.
         tensor: String,
@@ -218,9 +218,7 @@ pub enum CheckpointError {
         found: Dtype,
     },
     /// A tensor of another shape.
-    #[error(
-        "tensor {tensor} must have the shape {expected} ({meaning}), but has {found:?}; export the checkpoint again"
-    )]
+    #[error("tensor {tensor} must have the shape {expected} ({meaning}), but has {found:?}; export its file again")]
     WrongShape {
         /// The tensor.
         tensor: String,

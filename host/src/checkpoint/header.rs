@@ -28,6 +28,10 @@ pub(super) struct MappedFile {
 impl MappedFile {
     /// Maps the file and parses its header. Every byte range of the header is within the file.
     pub(super) fn open(path: &Path) -> Result<(Self, Metadata), CheckpointError> {
+        // Before it is opened: opening a pipe would wait for somebody who writes to it.
+        if !std::fs::metadata(path).map_err(CheckpointError::io(path, "open"))?.is_file() {
+            return Err(CheckpointError::io(path, "open")(std::io::Error::other("it is not a regular file")));
+        }
         let file = File::open(path).map_err(CheckpointError::io(path, "open"))?;
         // SAFETY: the map is read-only and private to this process' readers. What Rust cannot check is that no
         // other process shortens or rewrites the file while it is mapped; that is the contract of opening a

@@ -10,6 +10,7 @@ use safetensors::tensor::{Metadata, SafeTensorError, TensorInfo, View};
 
 use super::error::CheckpointError;
 use super::header::MappedFile;
+use super::shards::is_listed;
 
 const HIDDEN: &str = "hidden";
 const TOPK_IDS: &str = "topk_ids";
@@ -121,11 +122,18 @@ fn find<'a>(
         None => Err(CheckpointError::MissingInput {
             path: file.path.clone(),
             tensor: tensor.to_owned(),
-            have: match metadata.offset_keys() {
-                names if names.is_empty() => "nothing".to_owned(),
-                names => names.join(", "),
-            },
+            have: some_of(&metadata.offset_keys()),
         }),
+    }
+}
+
+/// The first of these names, and how many more there are: a model has thousands.
+fn some_of(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names {
+        [] => "nothing".to_owned(),
+        [shown @ .., _] if shown.len() < SHOWN => names.join(", "),
+        _ => format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN),
     }
 }
 
@@ -177,8 +185,20 @@ impl OutputData<'_> {
     }
 }
 
+/// Checks that [`write_output`] can write to `path`, as far as that can be known beforehand.
+///
+/// # Errors
+/// [`CheckpointError::Io`], when there is something else than a file that may be written, or no directory for one.
+pub fn check_output(path: impl AsRef<Path>) -> Result<(), CheckpointError> {
+    let target = output_target(path.as_ref())?;
+    let temporary = create_beside(&target)?;
+    fs::remove_file(&temporary).map_err(CheckpointError::io(temporary, "remove"))
+}
+
 /// Writes one tensor as a safetensors file. The file appears whole or not at all: it is written beside its place
-/// and then renamed, replacing a file of that name.
+/// and then renamed, replacing a file of that name. A link stays a link, and what it points to is replaced.
+///
+/// A process that is killed meanwhile leaves a hidden file whose name ends in `.tmp`, and what was there before.
 ///
 /// # Errors
 /// [`CheckpointError::WrongOutput`] when the data do not fill the shape, [`CheckpointError::Io`] otherwise; nothing
@@ -194,9 +214,10 @@ pub fn write_output(
     if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(elements) {
         return Err(CheckpointError::WrongOutput { tensor: name.to_owned(), shape: shape.to_vec(), elements });
     }
-    let temporary = create_beside(path)?;
+    let target = output_target(path)?;
+    let temporary = create_beside(&target)?;
     let written = write_file(&temporary, name, OutputView { shape, data })
-        .and_then(|()| fs::rename(&temporary, path))
+        .and_then(|()| fs::rename(&temporary, &target))
         .map_err(CheckpointError::io(path, "write"));
     if written.is_err() {
         // The first error says what went wrong; a failed clean-up adds nothing to it.
@@ -205,13 +226,33 @@ pub fn write_output(
     written
 }
 
+/// The file that an output replaces or becomes. A device, a pipe or a file that may not be written is none: renaming
+/// would take its place without asking.
+fn output_target(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let refused = |why| Err(CheckpointError::io(path, "write")(std::io::Error::other(why)));
+    if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return refused("it names a directory, not a file");
+    }
+    if !is_listed(path)? {
+        return Ok(path.to_owned());
+    }
+    let target = fs::canonicalize(path).map_err(CheckpointError::io(path, "write"))?;
+    let found = fs::metadata(&target).map_err(CheckpointError::io(path, "write"))?;
+    if !found.is_file() {
+        return refused("it is there and is not a regular file");
+    }
+    if found.permissions().readonly() {
+        return refused("it is there and is read-only");
+    }
+    Ok(target)
+}
+
 /// Creates a new, empty file in the directory of `path`.
 fn create_beside(path: &Path) -> Result<PathBuf, CheckpointError> {
-    let file_name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut attempt = 0u32;
     loop {
         let process = std::process::id();
-        let temporary = path.with_file_name(format!(".{file_name}.{process}.{attempt}.tmp"));
+        let temporary = path.with_file_name(format!(".nvfp4-moe.{process}.{attempt}.tmp"));
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Ok(_) => return Ok(temporary),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => attempt += 1,

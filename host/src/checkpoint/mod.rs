@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::CheckpointError;
 pub use expert::{LayerView, Origin, RawExpert, RawMatrix, StaticScales};
-pub use inputs::{HiddenStates, LayerInputs, OutputData, write_output};
+pub use inputs::{HiddenStates, LayerInputs, OutputData, check_output, write_output};
 pub use inspect::{ExpertFormat, InputScales, LayerInfo};
 pub use model_config::ModelConfig;
 pub use naming::NamingStyle;
@@ -105,7 +105,12 @@ impl Checkpoint {
     /// Number of safetensors files.
     #[must_use]
     pub fn files(&self) -> usize {
-        self.shards.files()
+        self.shards.paths().len()
+    }
+
+    /// The safetensors files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.paths()
     }
 
     /// Number of tensors in them, experts' or not.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::error::CheckpointError;
+use super::shards::is_listed;
 use crate::activation::Activation;
 
 /// gpt-oss' activation, whose parameters no config.json states.
@@ -51,11 +52,10 @@ impl ModelConfig {
     /// [`CheckpointError::Io`], [`CheckpointError::BadJson`], or [`CheckpointError::BadConfig`] for a key of the
     /// wrong type.
     pub fn read(path: &Path) -> Result<Option<Self>, CheckpointError> {
-        let text = match std::fs::read(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(CheckpointError::io(path, "read")(error)),
-        };
+        if !is_listed(path)? {
+            return Ok(None);
+        }
+        let text = std::fs::read(path).map_err(CheckpointError::io(path, "read"))?;
         let root: Value = serde_json::from_slice(&text)
             .map_err(|source| CheckpointError::BadJson { path: path.to_owned(), source })?;
         let Value::Object(root) = root else {

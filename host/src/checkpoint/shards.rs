@@ -89,9 +89,9 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Number of files.
-    pub(super) fn files(&self) -> usize {
-        self.files.len()
+    /// The files, in the order in which they were read.
+    pub(super) fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// Number of tensors, experts' or not.
@@ -131,11 +131,11 @@ impl Files {
             return Ok(without_index(vec![path.to_owned()]));
         }
         let index = path.join(INDEX_FILE);
-        if index.exists() {
+        if is_listed(&index)? {
             return Self::of_index(index);
         }
         let single = path.join(SINGLE_FILE);
-        if single.exists() {
+        if is_listed(&single)? {
             return Ok(without_index(vec![single]));
         }
         let mut paths = Vec::new();
@@ -163,6 +163,16 @@ impl Files {
             }
         }
         Ok(Self { paths: index.shards.values().cloned().collect(), index: Some(index) })
+    }
+}
+
+/// Whether a directory lists this name, be it a link to a file that is not there: then the file is missing, which
+/// must not pass for a model that never had it.
+pub(super) fn is_listed(path: &Path) -> Result<bool, CheckpointError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(CheckpointError::io(path, "open")(error)),
     }
 }
 

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{Isa, Line, MoeLayer};
 use crate::checkpoint::{RawExpert, RawMatrix};
 use crate::load::{LoadError, check_expert};
+use crate::memory;
 use crate::shape::{MoeShape, ShapeError};
 use crate::spec::LayerSpec;
 use crate::weights::ExpertSource;
@@ -19,7 +20,7 @@ impl MoeLayer {
     /// `progress` is called with the number of experts done and of all, after each one.
     ///
     /// # Errors
-    /// [`LoadError`] naming the expert and what is wrong with it.
+    /// [`LoadError`] naming the expert and what is wrong with it, or the memory that is not there.
     pub fn load(
         spec: &LayerSpec,
         source: &(impl ExpertSource + ?Sized),
@@ -33,7 +34,7 @@ impl MoeLayer {
         let activation = spec.activation.validated()?;
         let MoeShape { hidden, intermediate, .. } = spec.shape;
         let layout = LayerLayout::<CpuTile>::new(hidden, intermediate, spec.experts.count, activation.is_gated());
-        let mut weights: Vec<Line> = bytemuck::zeroed_vec(layout.bytes().div_ceil(size_of::<Line>()));
+        let mut weights: Vec<Line> = memory::zeros("packed weights", layout.bytes().div_ceil(size_of::<Line>()))?;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut weights);
         let mut experts = Vec::with_capacity(spec.experts.count);
         for (local, expert) in spec.experts.ids().enumerate() {

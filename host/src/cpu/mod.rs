@@ -22,7 +22,7 @@
 //!     shared_l1_scale: false,
 //! };
 //! let layer = MoeLayer::load(&spec, &experts, &mut |_done, _total| {})?;
-//! let mut workspace = Workspace::new(&layer, 16);
+//! let mut workspace = Workspace::new(&layer, 16)?;
 //! let hidden = vec![half::bf16::ONE; 64];
 //! let inputs = Inputs { hidden: HiddenRows::Bf16(&hidden), topk_ids: &[3, 1], topk_weights: &[0.75, 0.25], topk: 2 };
 //! let mut out = vec![half::bf16::ZERO; 64];
@@ -49,7 +49,7 @@ use crate::shape::MoeShape;
 use crate::spec::LayerSpec;
 
 pub use kernel::Isa;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, WorkspaceError};
 
 /// Why a forward did not start. Nothing has been written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -104,7 +104,7 @@ impl MoeLayer {
         self.layout.bytes()
     }
 
-    /// Bytes that the packed weights of a layer like this take, loaded or not.
+    /// Bytes that the packed weights of a layer like this take, loaded or not. Its shape must be a valid one.
     #[must_use]
     pub const fn planned_weight_bytes(spec: &LayerSpec) -> usize {
         let MoeShape { hidden, intermediate, .. } = spec.shape;

@@ -1,11 +1,13 @@
 //! Everything that a forward needs beside the weights, sized up front.
 
 use nvfp4_moe_device::format::BLOCK;
+use thiserror::Error;
 
 use super::kernel::ActBlock;
 use super::{ForwardError, MoeLayer};
 use crate::io::ScaleMode;
-use crate::routing::Routing;
+use crate::memory::{self, OutOfMemory};
+use crate::routing::{NOT_LOCAL, Routing};
 use crate::shape::MoeShape;
 use crate::spec::LayerSpec;
 
@@ -13,7 +15,27 @@ use crate::spec::LayerSpec;
 /// Results do not depend on it: only per-tensor scales look at other tokens, and then there is one pass.
 const CHUNK_TOKENS: usize = 2048;
 
-/// Lengths of all buffers, in elements: what is allocated and what [`Workspace::bytes`] counts.
+/// Why there is no workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum WorkspaceError {
+    /// More tokens at once than slots can be counted.
+    #[error(
+        "a workspace for {max_tokens} tokens was asked for, but {limit} are the most that per-tensor scales allow for \
+         this layer; split the batch, or use other scales"
+    )]
+    TooManyTokens {
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Most tokens.
+        limit: usize,
+    },
+    /// Not enough memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
+}
+
+/// Lengths of all buffers, in elements: what is allocated and what [`Workspace::bytes`] counts. Where a length is
+/// beyond all memory it is the largest number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sizes {
     picks: usize,
@@ -28,14 +50,15 @@ struct Sizes {
 impl Sizes {
     fn new(spec: &LayerSpec, tokens: usize) -> Self {
         let MoeShape { hidden, intermediate, topk, .. } = spec.shape;
-        let picks = if spec.experts.is_empty() { 0 } else { tokens * topk };
+        let picks = tokens.saturating_mul(topk);
+        let slots = if spec.experts.is_empty() { 0 } else { picks };
         Self {
-            picks: tokens * topk,
+            picks,
             expert_offsets: spec.experts.count + 1,
-            token_blocks: if spec.quantizes_tokens() { tokens * hidden / BLOCK } else { 0 },
-            slot_blocks: picks * hidden.max(intermediate) / BLOCK,
-            h: picks * intermediate,
-            y: picks * hidden,
+            token_blocks: if spec.quantizes_tokens() { tokens.saturating_mul(hidden / BLOCK) } else { 0 },
+            slot_blocks: slots.saturating_mul(hidden.max(intermediate) / BLOCK),
+            h: slots.saturating_mul(intermediate),
+            y: slots.saturating_mul(hidden),
             token_scales: tokens,
         }
     }
@@ -44,18 +67,23 @@ impl Sizes {
     const fn parts(&self) -> [(&'static str, usize); 5] {
         [
             // Routing has three numbers a pick; besides it each pick has a panel's expert and its first slot.
-            ("routing", (self.picks * 5 + self.expert_offsets * 2) * size_of::<u32>()),
-            ("scales", (self.token_scales + self.picks) * size_of::<f32>()),
-            ("activations", (self.token_blocks + self.slot_blocks) * size_of::<ActBlock>()),
-            ("h", self.h * size_of::<f32>()),
-            ("y", self.y * size_of::<f32>()),
+            ("routing", bytes_of::<u32>(self.picks.saturating_mul(5), self.expert_offsets * 2)),
+            ("scales", bytes_of::<f32>(self.token_scales, self.picks)),
+            ("activations", bytes_of::<ActBlock>(self.token_blocks, self.slot_blocks)),
+            ("h", bytes_of::<f32>(self.h, 0)),
+            ("y", bytes_of::<f32>(self.y, 0)),
         ]
     }
 
     const fn bytes(&self) -> usize {
         let [routing, scales, activations, h, y] = self.parts();
-        routing.1 + scales.1 + activations.1 + h.1 + y.1
+        routing.1.saturating_add(scales.1).saturating_add(activations.1).saturating_add(h.1).saturating_add(y.1)
     }
+}
+
+/// Bytes of two buffers of these lengths.
+const fn bytes_of<T>(first: usize, second: usize) -> usize {
+    first.saturating_add(second).saturating_mul(size_of::<T>())
 }
 
 /// A panel of slots: which expert's, and which of them.
@@ -106,26 +134,32 @@ impl std::fmt::Debug for Workspace {
 
 impl Workspace {
     /// A workspace for batches of up to `max_tokens` tokens on `layer`, and on others of the same kind.
-    #[must_use]
-    pub fn new(layer: &MoeLayer, max_tokens: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`WorkspaceError`]: not enough memory, or more tokens at once than 32 bits count slots.
+    pub fn new(layer: &MoeLayer, max_tokens: usize) -> Result<Self, WorkspaceError> {
         let chunk_tokens = Self::chunk(&layer.spec, max_tokens);
+        let limit = NOT_LOCAL as usize / layer.spec.shape.topk - 1;
+        if chunk_tokens > limit {
+            return Err(WorkspaceError::TooManyTokens { max_tokens, limit });
+        }
         let sizes = Sizes::new(&layer.spec, chunk_tokens);
-        Self {
+        Ok(Self {
             shape: layer.spec.shape,
             scale_mode: layer.spec.scales,
             max_tokens,
             chunk_tokens,
             sizes,
-            routing: Routing::with_capacity(sizes.picks, layer.spec.experts.count),
-            active: Vec::with_capacity(sizes.expert_offsets),
-            panels: Vec::with_capacity(sizes.picks),
-            token_scales: vec![0.0; sizes.token_scales],
-            slot_scales: vec![0.0; sizes.picks],
-            token_blocks: bytemuck::zeroed_vec(sizes.token_blocks),
-            slot_blocks: bytemuck::zeroed_vec(sizes.slot_blocks),
-            h: vec![0.0; sizes.h],
-            y: vec![0.0; sizes.y],
-        }
+            routing: Routing::with_capacity(sizes.picks, layer.spec.experts.count)?,
+            active: memory::room("the list of experts", sizes.expert_offsets)?,
+            panels: memory::room("the workspace's panels", sizes.picks)?,
+            token_scales: memory::zeros("the tokens' scales", sizes.token_scales)?,
+            slot_scales: memory::zeros("the slots' scales", sizes.picks)?,
+            token_blocks: memory::zeros("the workspace's quantized tokens", sizes.token_blocks)?,
+            slot_blocks: memory::zeros("the workspace's quantized slots", sizes.slot_blocks)?,
+            h: memory::zeros("the first product's results", sizes.h)?,
+            y: memory::zeros("the second product's results", sizes.y)?,
+        })
     }
 
     /// Bytes that [`Self::new`] would allocate for a layer like this, loaded or not.

@@ -4,6 +4,7 @@ use super::{HarnessError, Runner};
 use crate::activation::Activation;
 use crate::checkpoint::LayerView;
 use crate::io::{Inputs, ScaleMode};
+use crate::memory;
 use crate::shape::ExpertRange;
 use crate::spec::LayerSpec;
 
@@ -47,11 +48,11 @@ pub fn run_ranks(
     inputs: &Inputs<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(Vec<f32>, Vec<f64>), HarnessError> {
-    let mut sum = vec![0.0; inputs.hidden.len()];
-    let mut forward_ms = Vec::with_capacity(ranks);
     let experts = layer.experts();
-    // Also finds out that there are no ranks.
+    // Also finds out that there are no ranks, or too many.
     ExpertRange::of_rank(experts, ranks, 0)?;
+    let mut sum: Vec<f32> = memory::zeros("the sum over ranks", inputs.hidden.len())?;
+    let mut forward_ms = Vec::with_capacity(ranks);
     for rank in 0..ranks {
         let range = ExpertRange::of_rank(experts, ranks, rank)?;
         let spec = request.spec(layer, range)?;

@@ -6,9 +6,12 @@ use std::time::Instant;
 use clap::Args;
 use half::bf16;
 use nvfp4_moe::activation::Activation;
-use nvfp4_moe::checkpoint::{Checkpoint, ExpertFormat, HiddenStates, LayerInputs, LayerView, OutputData, write_output};
+use nvfp4_moe::checkpoint::{
+    Checkpoint, ExpertFormat, HiddenStates, LayerInputs, LayerView, OutputData, check_output, write_output,
+};
 use nvfp4_moe::harness::{Comparison, DeviceChoice, LayerRequest, LoadedLayer, Runner, run_ranks};
 use nvfp4_moe::io::{HiddenRows, Inputs, OutputRows, ScaleMode};
+use nvfp4_moe::memory;
 use nvfp4_moe::shape::{ExpertRange, MoeShape};
 use nvfp4_moe::spec::LayerSpec;
 use safetensors::Dtype;
@@ -142,6 +145,7 @@ pub(super) fn run(args: &ForwardArgs) -> anyhow::Result<Verdict> {
         Expectation::Tensor { dtype: Dtype::F32, .. } => OutDtype::F32,
         _ => OutDtype::Bf16,
     });
+    check_out(args, &checkpoint, &given)?;
     // Everything that can be wrong with the request is known before a device is touched.
     let runner = Runner::choose(args.device)?;
     let outcome = if args.rank.is_none() && ranks != 1 {
@@ -262,6 +266,23 @@ fn open_inputs(args: &ForwardArgs, checkpoint: &Checkpoint, layer: &LayerView<'_
     Ok(Given::Random { seed, inputs: RandomInputs::new(&shape, args.tokens.unwrap_or(DEFAULT_TOKENS), seed)? })
 }
 
+/// Checks that the output can be written, and replaces nothing that it is made from.
+fn check_out(args: &ForwardArgs, checkpoint: &Checkpoint, given: &Given) -> anyhow::Result<()> {
+    let Some(out) = &args.out else {
+        return Ok(());
+    };
+    check_output(out)?;
+    let inputs = match given {
+        Given::File { path, .. } => Some(path.as_path()),
+        Given::Random { .. } => None,
+    };
+    let is_out = |read: &Path| out.canonicalize().is_ok_and(|out| read.canonicalize().is_ok_and(|read| read == out));
+    if checkpoint.paths().chain(inputs).any(is_out) {
+        anyhow::bail!("--out {} is a file that the output is made from; choose another name", out.display());
+    }
+    Ok(())
+}
+
 /// What the output is compared with, and if nothing, why.
 fn expectation(
     args: &ForwardArgs,
@@ -361,7 +382,7 @@ fn run_one(
 
 /// One forward, widened to f32 (exactly).
 fn forward(loaded: &mut LoadedLayer, inputs: &Inputs<'_>, out_dtype: OutDtype) -> anyhow::Result<Vec<f32>> {
-    let mut output = vec![0.0; inputs.hidden.len()];
+    let mut output = memory::zeros("the output", inputs.hidden.len())?;
     match out_dtype {
         OutDtype::F32 => loaded.forward(inputs, OutputRows::F32(&mut output), false)?,
         OutDtype::Bf16 => {

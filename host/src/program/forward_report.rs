@@ -56,11 +56,12 @@ impl Report<'_> {
         self.comparison.map_or(self.output_nan_count, |comparison| comparison.nan_count)
     }
 
-    /// One object. Numbers that are not finite are strings, since JSON has none.
+    /// One object. Numbers that are not finite are strings, since JSON has none; it has no paths that are not UTF-8
+    /// either, so those are shown as well as can be.
     pub(super) fn json(&self) -> Value {
         let of_comparison = |value: fn(&Comparison) -> f64| self.comparison.map(|comparison| number(value(comparison)));
         let (inputs, seed) = match self.source {
-            Source::File { path, .. } => (Some(path), None),
+            Source::File { path, .. } => (Some(path.to_string_lossy()), None),
             Source::Random { seed } => (None, Some(seed)),
         };
         let expect = match self.expectation {
@@ -71,7 +72,7 @@ impl Report<'_> {
             "device": self.runner.target().to_string(),
             "device_name": self.runner.device_name(),
             "device_reason": self.runner.reason(),
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.checkpoint.to_string_lossy(),
             "layer": self.layer,
             "experts": self.spec.shape.experts,
             "hidden": self.spec.shape.hidden,
@@ -85,7 +86,7 @@ impl Report<'_> {
             "inputs": inputs,
             "seed": seed,
             "out_dtype": self.out_dtype.label(),
-            "out": self.out,
+            "out": self.out.map(Path::to_string_lossy),
             "expect": expect,
             "tolerance": number(self.tolerance),
             "rel_l2": of_comparison(|comparison| comparison.rel_l2),

@@ -50,7 +50,7 @@ pub(super) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     let needs = usable.map(|info| needs(&checkpoint, info.index, &runner, args)).transpose()?;
     let text = if args.json {
         let object = json!({
-            "checkpoint": args.checkpoint,
+            "checkpoint": args.checkpoint.to_string_lossy(),
             "files": checkpoint.files(),
             "tensors": checkpoint.tensors(),
             "topk": checkpoint.topk(),

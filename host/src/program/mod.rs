@@ -80,8 +80,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Writes to standard output; an error instead of a panic when nobody reads it any more.
 fn emit(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    Ok(stdout.flush()?)
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            anyhow::bail!("cannot write to standard output: {error}; check where it goes")
+        }
+        written => Ok(written?),
+    }
 }
 
 /// Bytes for people.

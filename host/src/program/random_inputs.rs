@@ -4,6 +4,7 @@ use std::f32::consts::TAU;
 
 use half::bf16;
 use nvfp4_moe::io::{HiddenRows, Inputs};
+use nvfp4_moe::memory;
 use nvfp4_moe::shape::MoeShape;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -24,13 +25,14 @@ impl RandomInputs {
         if topk > experts {
             anyhow::bail!("topk is {topk}, but must be at most the layer's {experts} experts for random inputs");
         }
-        let mut rng = StdRng::seed_from_u64(seed);
         let mut random = Self {
-            hidden: (0..tokens * hidden).map(|_| bf16::from_f32(normal(&mut rng))).collect(),
-            topk_ids: Vec::with_capacity(tokens * topk),
-            topk_weights: Vec::with_capacity(tokens * topk),
+            hidden: memory::zeros("random hidden states", tokens.saturating_mul(hidden))?,
+            topk_ids: memory::room("random expert ids", tokens.saturating_mul(topk))?,
+            topk_weights: memory::room("random router weights", tokens.saturating_mul(topk))?,
             topk,
         };
+        let mut rng = StdRng::seed_from_u64(seed);
+        random.hidden.fill_with(|| bf16::from_f32(normal(&mut rng)));
         for _ in 0..tokens {
             random.topk_ids.extend(rand::seq::index::sample(&mut rng, experts, topk).iter().map(|id| id as i32));
             let raw: Vec<f32> = (0..topk).map(|_| rng.random_range(0.1..1.0)).collect();

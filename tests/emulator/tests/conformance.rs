@@ -88,7 +88,7 @@ fn an_unknown_modifier_is_named_with_its_line() {
         .into_iter()
         .flat_map(|check| opcodes(&check.ptx).into_iter().map(move |opcode| (opcode, check.ptx.clone())))
         .collect();
-    // Calls are expanded before they are decoded; what follows a label is cut off by `opcodes`.
+    // Calls and what they return from are expanded before they are decoded.
     for (opcode, ptx) in opcodes.iter().filter(|(opcode, _)| !opcode.starts_with("call") && !opcode.starts_with("ret"))
     {
         for wrong in [format!("{opcode}.bogus"), opcode.replacen('.', ".bogus.", 1)] {

@@ -182,7 +182,7 @@ impl Layer {
             topk_weights: &self.topk_weights,
             topk: spec.shape.topk,
         };
-        let mut workspace = nvfp4_moe::cpu::Workspace::new(&cpu, self.call.tokens);
+        let mut workspace = nvfp4_moe::cpu::Workspace::new(&cpu, self.call.tokens).unwrap();
         cpu.forward(&mut workspace, &inputs, OutputRows::F32(&mut expected), false).unwrap();
         let output = self.output();
         let square = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();

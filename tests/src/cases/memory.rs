@@ -115,7 +115,7 @@ pub(super) fn plans_are_exact(lab: &Lab<'_>) -> Result<()> {
                 }
                 let on_cpu = cpu::MoeLayer::load(&layer.spec, &layer, &mut |_, _| {})?;
                 ensure!(on_cpu.weight_bytes() == cpu::MoeLayer::planned_weight_bytes(&layer.spec), "CPU weights");
-                let bytes = cpu::Workspace::new(&on_cpu, tokens).bytes();
+                let bytes = cpu::Workspace::new(&on_cpu, tokens)?.bytes();
                 let planned = cpu::Workspace::planned_bytes(&layer.spec, tokens);
                 let parts: usize = cpu::Workspace::planned_parts(&layer.spec, tokens).iter().map(|part| part.1).sum();
                 ensure!(bytes == planned && bytes == parts, "CPU workspace: {bytes}, {planned}, {parts}");

@@ -118,7 +118,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         scales: args.scales.mode().unwrap_or(ScaleMode::Static),
         shared_l1_scale: true,
     };
-    let source = RandomExperts::new(shape, true, RandomInputScales::SharedFirst, 0);
+    let source = RandomExperts::try_new(shape, true, RandomInputScales::SharedFirst, 0)?;
     let runner = Runner::choose(args.device)?;
     let most_tokens = args.tokens.iter().copied().max().unwrap_or(1);
     let least_touched =

@@ -193,7 +193,7 @@ fn every_kind_has_a_pair() {
 fn unknown_instructions_are_named() {
     for (body, reason) in [
         ("frobnicate.u32 %r1, %r2;", "opcode frobnicate"),
-        ("add.rz.f64 %rd1, %rd2, %rd3;", "modifier .rz"),
+        ("add.up.f32 %r1, %r2, %r3;", "modifier .up"),
         ("add.u32 %r1, %r2, %r3, %r4;", "operand 4"),
         ("add.u32 %rd1, %r2, %r3;", "64 bits"),
         ("mov.u32 %r1, %clock;", "%clock"),
