@@ -189,9 +189,9 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     unsafe { bench.run(&[launch])? };
 
     let mut expected = Vec::with_capacity(slots * columns);
-    for slot in 0..slots {
+    for (slot, gathered) in gather.iter().enumerate() {
         let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
-        let row = if request.gather { gather[slot] as usize } else { slot };
+        let row = if request.gather { *gathered as usize } else { slot };
         for column in 0..columns {
             let mut sums = [0.0; 2];
             for (sum, matrix) in sums.iter_mut().zip(&matrices[expert]) {
