@@ -180,9 +180,9 @@ pub struct GroupedGemmParams {
     pub expert_offset: u64,
     /// `[experts + 1]` u32: first token tile of each expert.
     pub tile_offset: u64,
-    /// `[slots, columns]` f32, or `[slots, stride/2]` bytes of codes under the experts' second input scale.
+    /// `[slots, columns]` f32, or quantized as the second GEMM's activations.
     pub output: u64,
-    /// `[slots, stride/16]` scale bytes of the output's codes; 0 where the output is f32.
+    /// `[slots, stride/16]` scale bytes of the output's codes, else 0.
     pub output_scales: u64,
     /// Columns of the output: intermediate or hidden.
     pub columns: u32,
@@ -198,6 +198,10 @@ pub struct GroupedGemmParams {
     pub k: u32,
     /// Activation of the first GEMM.
     pub activation: ActivationParams,
+    /// 1: the output is quantized under the experts' second input scale.
+    pub quantized: u32,
+    /// Zero.
+    pub padding: u32,
 }
 
 /// `combine`: the weighted sum of a token's slots.

@@ -5,7 +5,7 @@ use nvfp4_moe_device::format::packed::{
 };
 use nvfp4_moe_device::format::scale_atom;
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
-use nvfp4_moe_device::format::tile_mma::MmaTile;
+use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_column, activation_place};
 use nvfp4_moe_device::format::tile_mxf4::{ActivationStage, Mxf4Tile, weight_scale_lane, weight_scale_row};
 
 fn tile_is_a_bijection<T: TileOrder>() {
@@ -39,15 +39,29 @@ fn tiles_are_bijections() {
 }
 
 #[test]
-fn stored_words_keep_their_nibbles() {
+fn stored_words_keep_what_they_hold() {
     fn check<T: TileOrder>() {
         for nibbles in [0, 0x7654_3210, 0xFEDC_BA98, 0x0F0F_F0F0, u32::MAX] {
             assert_eq!(T::nibbles(T::stored(nibbles)), nibbles);
         }
+        for bytes in [0, 0x0102_0304, 0x7F7E_0800, 0x3807_7F09] {
+            assert_eq!(T::scales(T::stored_scales(bytes)), bytes);
+        }
+        assert_eq!(T::stored_scales(0), 0);
     }
     check::<MmaTile>();
     check::<CpuTile>();
     check::<Mxf4Tile>();
+}
+
+#[test]
+fn activation_rows_are_a_bijection() {
+    let mut places: Vec<usize> = (0..192).map(activation_place).collect();
+    assert!((0..192).all(|k| activation_column(activation_place(k)) == k));
+    places.sort_unstable();
+    assert!(places.into_iter().eq(0..192));
+    // Hand-derived: column 64 + 16 + 8 + 5 is the second of the pair of lane 2, register 1, step 1 of the second tile.
+    assert_eq!(activation_place(64 + 16 + 8 + 5), 64 + 2 * 16 + 4 + 2 + 1);
 }
 
 #[test]

@@ -67,8 +67,9 @@ pub enum PlanError {
     },
 }
 
-/// One part of the workspace. h and y share a region, and so do the portable kernels' activations of both GEMMs: the one
-/// is dead before the other is written. A region that the kernels do not need has no bytes.
+/// One part of the workspace. h and y share a region: the one is dead before the other is written. So do the portable
+/// kernels' activations of both GEMMs, unless the first GEMM may quantize its own results. A region that is not needed has
+/// no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {
     /// u32 `[chunks, experts]`: routing counts.
@@ -85,11 +86,11 @@ pub enum Region {
     Amax,
     /// f32 `[rows]`: decode scale of each activation row.
     RowScales,
-    /// Quantized activations, rows of padded k. Portable: f16, of the GEMM at hand. FP4: codes, of the first GEMM.
+    /// Quantized activations of the first GEMM, rows of padded k: f16 products, or FP4 codes.
     Activations,
     /// FP4: block scales of the first GEMM's activations.
     BlockScales,
-    /// FP4: codes of the second GEMM's activations.
+    /// Quantized activations of the second GEMM; where the portable kernels have a region for both, nothing.
     SecondActivations,
     /// FP4: their block scales.
     SecondBlockScales,
@@ -205,10 +206,17 @@ impl Plan {
         &self.matrices[second as usize]
     }
 
-    /// Whether the first GEMM quantizes its own results, because the scales of h are known beforehand.
+    /// Whether the first GEMM quantizes its own results: the scales of h are known beforehand, and the variant can.
     #[must_use]
-    pub fn fuses_quantization(&self) -> bool {
-        self.kernels == KernelFamily::Fp4 && self.spec.scales == ScaleMode::Static
+    pub fn fuses_quantization(&self, variant: &Variant) -> bool {
+        variant.quantizes && self.spec.scales == ScaleMode::Static
+    }
+
+    /// Region of the second GEMM's activations.
+    #[must_use]
+    pub fn second_activations(&self) -> Region {
+        let own = self.region(Region::SecondActivations).bytes != 0;
+        if own { Region::SecondActivations } else { Region::Activations }
     }
 
     /// Bytes of packed weights.
@@ -286,6 +294,7 @@ fn region_bytes(
     let experts = spec.experts.count;
     // Activations and block scales of the first GEMM, then of the second.
     let activations = match kernels {
+        KernelFamily::Portable if spec.scales == ScaleMode::Static => [l1_elems * 2, 0, l2_elems * 2, 0],
         KernelFamily::Portable => [l1_elems.max(l2_elems) * 2, 0, 0, 0],
         KernelFamily::Fp4 => [l1_elems / 2, l1_elems / BLOCK, l2_elems / 2, l2_elems / BLOCK],
     };

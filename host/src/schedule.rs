@@ -174,7 +174,7 @@ impl<'a> Schedule<'a> {
             Stage::Route => self.route(launch),
             Stage::QuantizeL1 | Stage::QuantizeL2 => {
                 let second = stage == Stage::QuantizeL2;
-                if second && self.plan.fuses_quantization() {
+                if second && self.plan.fuses_quantization(self.variant) {
                     return Ok(());
                 }
                 let (amax, quantize) = self.quantize(second);
@@ -251,20 +251,26 @@ impl<'a> Schedule<'a> {
         launches.iter().try_for_each(launch)
     }
 
+    /// Quantized activations of the first or second GEMM and, where they are codes, their block scales.
+    fn activations(&self, second: bool) -> (u64, u64) {
+        let (values, scales) = match second {
+            false => (Region::Activations, Region::BlockScales),
+            true => (self.plan.second_activations(), Region::SecondBlockScales),
+        };
+        let has_scales = self.plan.region(scales).bytes != 0;
+        (self.at(values), if has_scales { self.at(scales) } else { 0 })
+    }
+
     /// `amax` and `quantize` before the first or second GEMM.
     fn quantize(&self, second: bool) -> (Launch, Launch) {
         let spec = self.plan.spec();
         let a_row_a_token = !second && spec.quantizes_tokens();
         let k = if second { spec.shape.intermediate } else { spec.shape.hidden };
-        let (kernel, output, block_scales) = match (self.plan.kernels(), second) {
-            (KernelFamily::Portable, _) => ("quantize", self.at(Region::Activations), 0),
-            (KernelFamily::Fp4, false) => {
-                ("quantize_codes", self.at(Region::Activations), self.at(Region::BlockScales))
-            }
-            (KernelFamily::Fp4, true) => {
-                ("quantize_codes", self.at(Region::SecondActivations), self.at(Region::SecondBlockScales))
-            }
+        let kernel = match self.plan.kernels() {
+            KernelFamily::Portable => "quantize",
+            KernelFamily::Fp4 => "quantize_codes",
         };
+        let (output, block_scales) = self.activations(second);
         let params = QuantizeParams {
             tokens: self.tokens(),
             input: if second { self.at(Region::SlotValues) } else { self.call.hidden },
@@ -309,24 +315,17 @@ impl<'a> Schedule<'a> {
     fn grouped_gemm(&self, second: bool) -> Launch {
         let spec = self.plan.spec();
         let matrix = self.plan.matrix(second);
-        let fp4 = self.plan.kernels() == KernelFamily::Fp4;
-        let (activations, block_scales) = match (fp4, second) {
-            (false, _) => (self.at(Region::Activations), 0),
-            (true, false) => (self.at(Region::Activations), self.at(Region::BlockScales)),
-            (true, true) => (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales)),
-        };
-        let (output, output_scales) = if !second && self.plan.fuses_quantization() {
-            (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales))
-        } else {
-            (self.at(Region::SlotValues), 0)
-        };
+        let (activations, block_scales) = self.activations(second);
+        let quantized = !second && self.plan.fuses_quantization(self.variant);
+        let (output, output_scales) =
+            if quantized { self.activations(true) } else { (self.at(Region::SlotValues), 0) };
         let params = GroupedGemmParams {
             weights: self.weights + matrix.offset as u64,
             expert_bytes: matrix.bytes as u64,
             activations,
             block_scales,
             gather: if !second && spec.quantizes_tokens() { self.at(Region::SlotToken) } else { 0 },
-            row_scales: if fp4 && spec.scales == ScaleMode::Static { 0 } else { self.at(Region::RowScales) },
+            row_scales: if spec.scales == ScaleMode::Static { 0 } else { self.at(Region::RowScales) },
             expert_scales: self.expert_scales(),
             expert_offset: self.at(Region::ExpertOffset),
             tile_offset: self.at(Region::TileOffset),
@@ -343,6 +342,8 @@ impl<'a> Schedule<'a> {
             } as u32,
             k: if second { spec.shape.intermediate } else { spec.shape.hidden } as u32,
             activation: activation_params(spec.activation),
+            quantized: quantized.into(),
+            padding: 0,
         };
         let variant = self.variant;
         // No more tiles than this exist: an expert with slots has at least one, and each slot is in one.

@@ -89,6 +89,12 @@ impl Block {
     /// `code * scale` of element `i` in f16; exact, NaN where the scale is NaN.
     #[inline(always)]
     pub fn f16(&self, i: usize) -> u16 {
-        float16::exact_f32_to_f16(e2m1::decode(self.code(i)) * ue4m3::decode(self.scale))
+        product_f16(self.code(i), self.scale)
     }
+}
+
+/// Value of a code times its block's scale in f16; exact, NaN where the scale is NaN.
+#[inline(always)]
+pub fn product_f16(code: u8, scale: u8) -> u16 {
+    float16::exact_f32_to_f16(e2m1::decode(code) * ue4m3::decode(scale))
 }

@@ -48,6 +48,18 @@ pub trait TileOrder {
     fn nibbles(stored: u32) -> u32 {
         stored
     }
+
+    /// How a word of 4 scale bytes is stored; as it is, unless an order says otherwise. Zeros stay zeros.
+    #[inline(always)]
+    fn stored_scales(bytes: u32) -> u32 {
+        bytes
+    }
+
+    /// Inverse of [`TileOrder::stored_scales`].
+    #[inline(always)]
+    fn scales(stored: u32) -> u32 {
+        stored
+    }
 }
 
 /// A packed matrix of `rows` x `k`, padded to whole tiles with zeros; tiles along K first.

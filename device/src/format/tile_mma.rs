@@ -1,27 +1,25 @@
 //! Weight tiles of the portable GPU engine, in the order in which `mma.sync.m16n8k16` wants its A fragments.
 //!
-//! A tile is 64 rows x 64 K: 4 fragments of 16 rows, each 512 bytes of codes (16 bytes a lane: one 32-bit word for each
-//! 16 of K), then the scales of the 4 fragments, 64 bytes each. One lane reads its fragment of 16 x 64 with one
-//! 16-byte load, and its scales (rows g and g+8, four blocks each) with one 8-byte load. Tiles of one row tile follow
-//! each other along K, so 64 rows are one contiguous stream.
+//! A tile is one fragment of 16 rows, 64 K long: 512 bytes of codes (16 bytes a lane: one 32-bit word for each 16 of K),
+//! then 64 bytes of scales. One lane reads its codes with one 16-byte load, and its scales (rows g and g+8, four blocks
+//! each) with one 8-byte load. Tiles of one row tile follow each other along K, so 16 rows are one contiguous stream.
 //!
-//! The 8 codes of a lane's word are stored with their bits apart ([`spread`]), so that the operands of the tensor core
-//! come out with as few instructions as possible ([`fragment_registers`]).
+//! The 8 codes of a lane's word are stored with their bits apart ([`spread`]), and so are the four scales of a row
+//! ([`spread_scales`]), so that the operands of the tensor core come out with as few instructions as possible
+//! ([`fragment_registers`], [`scale_pairs`]).
 //!
 //! Fragment map (PTX ISA, "Matrix Fragments for mma.m16n8k16", .f16): lane = 4g + q holds in register r the columns
 //! 8(r/2) + 2q + {0, 1} of row g + 8(r%2).
 
 use super::packed::{NibbleOffset, TileOrder};
-use super::{e2m1, ue4m3};
+use super::{BLOCK, e2m1, ue4m3};
 
 /// Rows of a fragment: M of the instruction.
 pub const FRAGMENT_ROWS: usize = 16;
 /// K of the instruction, and one block of NVFP4.
-pub const FRAGMENT_K: usize = 16;
-/// Bytes of codes of 16 rows x 64 K.
-pub const FRAGMENT_CODE_BYTES: usize = 512;
-/// Bytes of scales of 16 rows x 64 K.
-pub const FRAGMENT_SCALE_BYTES: usize = 64;
+pub const FRAGMENT_K: usize = BLOCK;
+/// 32-bit words of a lane's B operand of a tile, for one slot: two registers a step.
+pub const LANE_WORDS: usize = 8;
 
 /// Sign bit of a code in the high bit of an f16, exponent and mantissa where an f16's lowest exponent and highest
 /// mantissa bits are; in both halves of a word.
@@ -73,25 +71,88 @@ pub const fn fragment_registers(word: u32) -> [u32; 4] {
 /// Power of two by which [`fragment_registers`] are smaller than the values.
 pub const CODE_SCALE_LOG2: i32 = -14;
 
-/// Scales of the blocks (0, 2) and (1, 3) of a row from its word of four, as pairs of f16, each 2^-8 times the value.
+/// Powers of two that a stored scale carries: the largest that keeps 448 an f16.
+pub const BLOCK_SCALE_LOG2: i32 = 7;
+
+/// High bits of an f16 without its sign: all that is not 0 in 2^7 times a UE4M3 number, so that one byte holds them.
+const STORED_SCALE_SHIFT: u32 = 7;
+
+/// The byte of an f16 that a scale is stored as; NaN stays NaN.
 #[inline(always)]
-pub const fn scale_pairs(word: u32) -> [u32; 2] {
-    [(word & 0x007F_007F) << 7, (word >> 1) & 0x3F80_3F80]
+pub const fn stored_scale(byte: u8) -> u8 {
+    if byte == ue4m3::NAN {
+        return 0xFF;
+    }
+    let (exponent, mantissa) = (byte >> 3, byte & 7);
+    if exponent != 0 {
+        // The biases: 7 of UE4M3, 15 of an f16.
+        return ((exponent + (15 - 7) + BLOCK_SCALE_LOG2 as u8) << 3) | mantissa;
+    }
+    if mantissa == 0 {
+        return 0;
+    }
+    // A subnormal, mantissa * 2^-9: its leading bit becomes implicit.
+    let shift = 3 - mantissa.ilog2() as u8;
+    ((1 + (15 - 7) + BLOCK_SCALE_LOG2 as u8 - shift) << 3) | ((mantissa << shift) & 7)
 }
 
-/// Power of two by which [`scale_pairs`] are smaller than the values.
-pub const BLOCK_SCALE_LOG2: i32 = ue4m3::F16_SCALE_LOG2;
+/// Inverse of [`stored_scale`].
+#[inline(always)]
+pub const fn unstored_scale(stored: u8) -> u8 {
+    const FIRST_NORMAL: u8 = 1 + (15 - 7) + BLOCK_SCALE_LOG2 as u8;
+    let (exponent, mantissa) = (stored >> 3, stored & 7);
+    if stored == 0xFF {
+        ue4m3::NAN
+    } else if stored == 0 {
+        0
+    } else if exponent >= FIRST_NORMAL {
+        ((exponent - FIRST_NORMAL + 1) << 3) | mantissa
+    } else {
+        (8 | mantissa) >> (FIRST_NORMAL - exponent)
+    }
+}
 
-/// What makes a scale of [`scale_pairs`] one of 2^7 times its value: the largest power that keeps 448 an f16.
-pub const SCALE_UP_LOG2: i32 = 15;
+/// Where the stored scales of blocks 0 and 2 are in each half of a word, as bits of an f16.
+const EVEN_SCALES: u32 = 0x7F80_7F80;
+
+/// The stored form of a word of four scales: blocks 0 and 1 in the low half, 2 and 3 in the high half, so that both pairs
+/// of [`scale_pairs`] are one mask away.
+#[inline(always)]
+pub const fn spread_scales(word: u32) -> u32 {
+    let [zero, one, two, three] = word.to_le_bytes();
+    let even = (stored_scale(zero) as u32) << STORED_SCALE_SHIFT
+        | (stored_scale(two) as u32) << (16 + STORED_SCALE_SHIFT);
+    let odd = (stored_scale(one) as u32) << STORED_SCALE_SHIFT
+        | (stored_scale(three) as u32) << (16 + STORED_SCALE_SHIFT);
+    even | odd.rotate_right(8)
+}
+
+/// Inverse of [`spread_scales`].
+#[inline(always)]
+pub const fn gather_scales(stored: u32) -> u32 {
+    let [even, odd] = scale_pairs(stored);
+    let (even, odd) = (even >> STORED_SCALE_SHIFT, odd >> STORED_SCALE_SHIFT);
+    u32::from_le_bytes([
+        unstored_scale(even as u8),
+        unstored_scale(odd as u8),
+        unstored_scale((even >> 16) as u8),
+        unstored_scale((odd >> 16) as u8),
+    ])
+}
+
+/// Scales of the blocks (0, 2) and (1, 3) of a row from its stored word, as pairs of f16, each 2^7 times the value.
+#[inline(always)]
+pub const fn scale_pairs(stored: u32) -> [u32; 2] {
+    [stored & EVEN_SCALES, stored.rotate_left(8) & EVEN_SCALES]
+}
 
 /// Power of two that a product of code and scale carries: with it every product of the 16 x 127 pairs is an f16.
-pub const PRODUCT_LOG2: i32 = CODE_SCALE_LOG2 + BLOCK_SCALE_LOG2 + SCALE_UP_LOG2;
+pub const PRODUCT_LOG2: i32 = CODE_SCALE_LOG2 + BLOCK_SCALE_LOG2;
 
 const _: () = assert!(PRODUCT_LOG2 == -7);
 // The smallest product above zero is still a multiple of the smallest f16, the largest scale below the f16 maximum.
 const _: () = assert!(-1 - 9 + PRODUCT_LOG2 >= -24);
-const _: () = assert!((ue4m3::MAX as u32) << (SCALE_UP_LOG2 + BLOCK_SCALE_LOG2) < 65520);
+const _: () = assert!((ue4m3::MAX as u32) << BLOCK_SCALE_LOG2 < 65520);
 const _: () = assert!(e2m1::MAX as u32 == 6);
 
 /// The order.
@@ -99,48 +160,39 @@ const _: () = assert!(e2m1::MAX as u32 == 6);
 pub enum MmaTile {}
 
 impl TileOrder for MmaTile {
-    const ROWS: usize = 64;
+    const ROWS: usize = FRAGMENT_ROWS;
     const K: usize = 64;
-    const CODE_BYTES: usize = 64 * 64 / 2;
-    const SCALE_BYTES: usize = 64 * 4;
+    const CODE_BYTES: usize = Self::ROWS * Self::K / 2;
+    const SCALE_BYTES: usize = Self::ROWS * Self::K / BLOCK;
     /// A lane holds rows g and g+8 of the accumulator: gate in the one, up in the other.
     const INTERLEAVE: usize = 8;
 
     #[inline(always)]
     fn code_offset(row: usize, k: usize) -> NibbleOffset {
-        let (fragment, row) = (row / FRAGMENT_ROWS, row % FRAGMENT_ROWS);
         let (step, k) = (k / FRAGMENT_K, k % FRAGMENT_K);
         let lane = (row % 8) * 4 + (k % 8) / 2;
         let register = row / 8 + 2 * (k / 8);
         // Element 0 of a register's pair sits in the word's low half, element 1 in its high half: nibble 4*(k%2) + register.
-        NibbleOffset {
-            byte: fragment * FRAGMENT_CODE_BYTES + lane * 16 + step * 4 + (k % 2) * 2 + register / 2,
-            high: register % 2 == 1,
-        }
+        NibbleOffset { byte: lane * 16 + step * 4 + (k % 2) * 2 + register / 2, high: register % 2 == 1 }
     }
 
     #[inline(always)]
     fn code_position(offset: NibbleOffset) -> (usize, usize) {
-        let fragment = offset.byte / FRAGMENT_CODE_BYTES;
-        let lane = (offset.byte % FRAGMENT_CODE_BYTES) / 16;
+        let lane = offset.byte / 16;
         let step = (offset.byte % 16) / 4;
         let register = (offset.byte % 2) * 2 + offset.high as usize;
         let odd = (offset.byte % 4) / 2;
-        let row = fragment * FRAGMENT_ROWS + lane / 4 + 8 * (register % 2);
-        (row, step * FRAGMENT_K + 8 * (register / 2) + 2 * (lane % 4) + odd)
+        (lane / 4 + 8 * (register % 2), step * FRAGMENT_K + 8 * (register / 2) + 2 * (lane % 4) + odd)
     }
 
     #[inline(always)]
     fn scale_offset(row: usize, block: usize) -> usize {
-        let (fragment, row) = (row / FRAGMENT_ROWS, row % FRAGMENT_ROWS);
-        fragment * FRAGMENT_SCALE_BYTES + (row % 8) * 8 + (row / 8) * 4 + block
+        (row % 8) * 8 + (row / 8) * 4 + block
     }
 
     #[inline(always)]
     fn scale_position(offset: usize) -> (usize, usize) {
-        let fragment = offset / FRAGMENT_SCALE_BYTES;
-        let inner = offset % FRAGMENT_SCALE_BYTES;
-        (fragment * FRAGMENT_ROWS + ((inner % 8) / 4) * 8 + inner / 8, inner % 4)
+        ((offset % 8) / 4 * 8 + offset / 8, offset % 4)
     }
 
     #[inline(always)]
@@ -152,4 +204,35 @@ impl TileOrder for MmaTile {
     fn nibbles(stored: u32) -> u32 {
         gather(stored)
     }
+
+    #[inline(always)]
+    fn stored_scales(bytes: u32) -> u32 {
+        spread_scales(bytes)
+    }
+
+    #[inline(always)]
+    fn scales(stored: u32) -> u32 {
+        gather_scales(stored)
+    }
+}
+
+/// Place of column `k` in a row of activations (f16): inside each tile's 64 columns, the [`LANE_WORDS`] words of lane
+/// q = 0 of the B operand, then those of lane 1 and so on; a lane's words are register 0 and 1 of step 0, of step 1 and so
+/// on.
+///
+/// B map (PTX ISA, as above): lane = 4g + q holds in register r the rows 8r + 2q + {0, 1} of column g.
+#[inline(always)]
+pub const fn activation_place(k: usize) -> usize {
+    let (tile, step, inner) = (k / MmaTile::K, k % MmaTile::K / FRAGMENT_K, k % FRAGMENT_K);
+    let (register, lane, odd) = (inner / 8, inner % 8 / 2, inner % 2);
+    tile * MmaTile::K + lane * (2 * LANE_WORDS) + step * 4 + register * 2 + odd
+}
+
+/// Inverse of [`activation_place`].
+#[inline(always)]
+pub const fn activation_column(place: usize) -> usize {
+    let (tile, inner) = (place / MmaTile::K, place % MmaTile::K);
+    let (lane, inner) = (inner / (2 * LANE_WORDS), inner % (2 * LANE_WORDS));
+    let (step, register, odd) = (inner / 4, inner % 4 / 2, inner % 2);
+    tile * MmaTile::K + step * FRAGMENT_K + 8 * register + 2 * lane + odd
 }

@@ -92,6 +92,7 @@ mod device {
                     word |= scale(&params, row_base + row, k_base / BLOCK + block) << (8 * byte);
                     byte += 1;
                 }
+                word = Tile::stored_scales(word);
             }
             *((params.output as usize + offset) as *mut u32) = word;
         }

@@ -11,6 +11,7 @@ pub const SHARED_BYTES: u32 = THREADS / 32 * 4;
 #[cfg(target_arch = "nvptx64")]
 pub(crate) mod device {
     use super::THREADS;
+    use crate::format::tile_mma::activation_place;
     use crate::format::{BLOCK, block, float16};
     use crate::kernels::device_rows::{find_expert, row_count};
     use crate::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows};
@@ -144,7 +145,7 @@ pub(crate) mod device {
         }
     }
 
-    /// Rows to f16 products of code and scale.
+    /// Rows to f16 products of code and scale, in the order of [`activation_place`].
     ///
     /// # Safety
     /// The params' pointers are as documented there; a block of [`THREADS`] for each row, `SHARED_BYTES`.
@@ -153,16 +154,15 @@ pub(crate) mod device {
         // SAFETY: the output has `stride` columns; a block of 16 is 32 bytes.
         unsafe {
             quantize_row(&params, |row, first, quantized| {
-                let offset = row as usize * params.stride as usize + first as usize;
-                let output = (params.output as *mut u16).add(offset) as *mut u32;
-                let mut words = [0; 8];
+                let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
+                let pair = |i: usize| quantized.f16(i) as u32 | ((quantized.f16(i + 1) as u32) << 16);
+                // A lane's two registers of the block lie side by side.
                 let mut i = 0;
                 while i < 8 {
-                    words[i] = quantized.f16(2 * i) as u32 | ((quantized.f16(2 * i + 1) as u32) << 16);
-                    i += 1;
+                    let place = activation_place(first as usize + i);
+                    global::store_v2(output.add(place) as *mut u32, [pair(i), pair(i + 8)]);
+                    i += 2;
                 }
-                global::store_v4(output, [words[0], words[1], words[2], words[3]]);
-                global::store_v4(output.add(4), [words[4], words[5], words[6], words[7]]);
             });
         }
     }

@@ -44,14 +44,20 @@ pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
     product
 }
 
-/// `prmt.b32` that puts one half of `pair` into both: the low one, or with `HIGH` the high one.
+/// One half of `pair` in both: the low one, or with `HIGH` the high one. In halves of registers, so that a multiplication
+/// can take it as an operand's modifier.
 #[inline(always)]
 pub fn broadcast_half<const HIGH: bool>(pair: u32) -> u32 {
     let both;
     // SAFETY: registers only.
     unsafe {
-        asm!("prmt.b32 {0}, {1}, {1}, {2};", out(reg32) both, in(reg32) pair,
-            const if HIGH { 0x3232 } else { 0x1010 }, options(pure, nomem, nostack))
-    };
+        if HIGH {
+            asm!("{{", ".reg .b16 low, high;", "mov.b32 {{low, high}}, {1};", "mov.b32 {0}, {{high, high}};", "}}",
+                out(reg32) both, in(reg32) pair, options(pure, nomem, nostack));
+        } else {
+            asm!("{{", ".reg .b16 low, high;", "mov.b32 {{low, high}}, {1};", "mov.b32 {0}, {{low, low}};", "}}",
+                out(reg32) both, in(reg32) pair, options(pure, nomem, nostack));
+        }
+    }
     both
 }

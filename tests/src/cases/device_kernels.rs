@@ -9,6 +9,7 @@ use nvfp4_moe::plan::{Plan, Region};
 use nvfp4_moe::routing::Routing;
 use nvfp4_moe::schedule::{Launch, Params};
 use nvfp4_moe::shape::ExpertRange;
+use nvfp4_moe_device::format::tile_mma::activation_place;
 use nvfp4_moe_device::format::{BLOCK, block, e2m1, float16, ue4m3};
 use nvfp4_moe_device::kernels::{amax, quantize};
 use nvfp4_moe_device::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows, TokenCount};
@@ -153,15 +154,15 @@ fn check(got: &Quantized, vectors: &Vectors<'_>, g: &[f32], what: &str) -> Resul
             ensure!(got.block_scales[at] == expected.scale, "{place}: scale {:#x}", got.block_scales[at]);
             same_bytes(&got.codes[at * 8..][..8], &expected.codes.to_le_bytes(), &place)?;
             for i in 0..BLOCK {
-                let product = got.products[row * got.stride + index * BLOCK + i];
+                let product = got.products[row * got.stride + activation_place(index * BLOCK + i)];
                 ensure!(product == expected.f16(i), "{place}, element {i}: product {product:#06x}");
                 let exact = e2m1::decode(expected.code(i)) * ue4m3::decode(expected.scale);
                 let value = float16::f16_to_f32(product);
                 ensure!(value == exact || (value.is_nan() && exact.is_nan()), "{place}, element {i}: not exact");
             }
         }
-        let padding = &got.products[row * got.stride + k..(row + 1) * got.stride];
-        ensure!(padding.iter().all(|product| *product == 0), "{what}: padding of row {row} is not 0");
+        let mut padding = (k..got.stride).map(|column| got.products[row * got.stride + activation_place(column)]);
+        ensure!(padding.all(|product| product == 0), "{what}: padding of row {row} is not 0");
     }
     Ok(())
 }

@@ -38,11 +38,15 @@ pub(super) fn place<T: TileOrder>(
     }
 }
 
-/// Puts the codes of a matrix' tiles into their stored form.
-pub(super) fn store_codes<T: TileOrder>(packed: &mut [u8]) {
+/// Puts the codes and scales of a matrix' tiles into their stored form.
+pub(super) fn store_words<T: TileOrder>(packed: &mut [u8]) {
     for tile in packed.chunks_exact_mut(T::BYTES) {
-        for word in tile[..T::CODE_BYTES].as_chunks_mut::<4>().0 {
+        let (codes, scales) = tile.split_at_mut(T::CODE_BYTES);
+        for word in codes.as_chunks_mut::<4>().0 {
             *word = T::stored(u32::from_le_bytes(*word)).to_le_bytes();
+        }
+        for word in scales.as_chunks_mut::<4>().0 {
+            *word = T::stored_scales(u32::from_le_bytes(*word)).to_le_bytes();
         }
     }
 }
@@ -68,7 +72,7 @@ fn by_layout<T: TileOrder>(layer: &Layer) -> Vec<u8> {
         place(layout.l1(), &expert.up.raw(), |row| layout.l1_row(Half::Up, row), l1);
         place(layout.l2(), &expert.down.raw(), |row| row, &mut packed[layout.l2_offset(local)..]);
     }
-    store_codes::<T>(&mut packed);
+    store_words::<T>(&mut packed);
     packed
 }
 
@@ -98,10 +102,10 @@ fn by_words<T: TileOrder>(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> 
         let row_base = tile / layout.k_tiles() * T::ROWS;
         let k_base = tile % layout.k_tiles() * T::K;
         if inner >= T::CODE_BYTES {
-            return (0..4).fold(0, |word, byte| {
+            return T::stored_scales((0..4).fold(0, |word, byte| {
                 let (row, block) = T::scale_position(inner - T::CODE_BYTES + byte);
                 word | scale_at(row_base + row, k_base / BLOCK + block) << (8 * byte)
-            });
+            }));
         }
         T::stored((0..8).fold(0, |word, nibble| {
             let at = NibbleOffset { byte: inner + nibble / 2, high: nibble % 2 == 1 };

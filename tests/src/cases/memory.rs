@@ -11,8 +11,7 @@ use nvfp4_moe::plan::{Plan, Region};
 use nvfp4_moe::shape::{ExpertRange, MoeShape};
 use nvfp4_moe::spec::LayerSpec;
 use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
-use nvfp4_moe_device::format::tile_mma::MmaTile;
-use nvfp4_moe_device::format::{BLOCK, packed::TileOrder};
+use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::kernels::route::CHUNK_ENTRIES;
 
 use super::setup::{Batch, Lab, Layer, MODES, SWIGLU, gpu, same_bits};
@@ -26,7 +25,7 @@ const GRANULE: u64 = 2 << 20;
 fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) -> u64 {
     let MoeShape { hidden, intermediate, topk, .. } = spec.shape;
     let (slots, experts) = (tokens * topk, spec.experts.count);
-    let padded = |k: usize| if fp4 { k.div_ceil(128) * 128 } else { k.div_ceil(MmaTile::K) * MmaTile::K };
+    let padded = |k: usize| if fp4 { k.next_multiple_of(128) } else { k.next_multiple_of(64) };
     let rows = if spec.scales == ScaleMode::Static && !spec.shared_l1_scale { slots } else { tokens };
     let (first, second) = (rows * padded(hidden), slots * padded(intermediate));
     let bytes = match region {
@@ -36,6 +35,7 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
         Region::Amax => 2 * 4,
         Region::RowScales => rows.max(slots) * 4,
         Region::Activations if fp4 => first / 2,
+        Region::Activations if spec.scales == ScaleMode::Static => first * 2,
         Region::Activations => first.max(second) * 2,
         Region::BlockScales => {
             if fp4 {
@@ -47,6 +47,8 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
         Region::SecondActivations => {
             if fp4 {
                 second / 2
+            } else if spec.scales == ScaleMode::Static {
+                second * 2
             } else {
                 0
             }
@@ -82,8 +84,8 @@ fn check_plan_for(spec: &LayerSpec, tokens: usize, compute_capability: (u32, u32
         end = (end + span.bytes).next_multiple_of(ALIGNMENT);
     }
     ensure!(plan.workspace_bytes() == end, "the workspace has {} bytes, its regions {end}", plan.workspace_bytes());
-    // Both families' tiles have as many rows, columns and bytes.
-    let tiles = |rows: usize, k: usize| rows.div_ceil(MmaTile::ROWS) * k.div_ceil(MmaTile::K) * MmaTile::BYTES;
+    let tile_rows = if fp4 { 64 } else { 16 };
+    let tiles = |rows: usize, k: usize| rows.next_multiple_of(tile_rows) * k.next_multiple_of(64) * 9 / 16;
     let MoeShape { hidden, intermediate, .. } = spec.shape;
     let halves = if spec.activation.is_gated() { 2 } else { 1 };
     let expert = tiles(intermediate * halves, hidden) + tiles(hidden, intermediate);

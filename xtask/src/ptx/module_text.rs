@@ -1,6 +1,8 @@
-//! What a module must not contain: device code is inlined into its kernels and never panics.
+//! What a module must not contain: device code is inlined into its kernels and never panics. And what the compiler does
+//! not write: how many threads a block of a grouped GEMM has at most.
 
 use anyhow::{Result, bail};
+use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm120};
 
 /// Fails on the first function, call or trap in `ptx`, and on a module without kernels.
 ///
@@ -42,9 +44,31 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
     Ok(())
 }
 
+/// The module with `.maxntid` for each grouped GEMM, so that the driver's compiler knows how many registers a thread may
+/// have; Rust has no way to say it.
+pub(crate) fn with_thread_bounds(ptx: &str) -> String {
+    let variants: Vec<Variant> = sm80::VARIANTS.into_iter().chain(sm120::VARIANTS).collect();
+    let mut bounded = String::with_capacity(ptx.len() + 64 * variants.len());
+    let mut bound = None;
+    for line in ptx.lines() {
+        if let Some((_, name)) = line.split_once(".entry ") {
+            let name = name.split('(').next().unwrap_or_default();
+            bound = variants.iter().find(|variant| variant.kernel == name).map(|variant| variant.threads);
+        }
+        if line == "{"
+            && let Some(threads) = bound.take()
+        {
+            bounded.push_str(&format!(".maxntid {threads}, 1, 1\n"));
+        }
+        bounded.push_str(line);
+        bounded.push('\n');
+    }
+    bounded
+}
+
 #[cfg(test)]
 mod tests {
-    use super::check;
+    use super::{check, with_thread_bounds};
 
     const KERNEL: &str = ".version 8.0\n.visible .entry amax(\n\t.param .b64 p\n)\n{\n\tret;\n}\n";
 
@@ -75,6 +99,13 @@ mod tests {
         let text = format!(".func panic()\n{}", KERNEL.replace("ret;", "call.uni panic, (p);"));
         let error = check(&text).expect_err("a call");
         assert!(error.to_string().contains("panic, (p);`) calls a function in kernel amax"), "{error}");
+    }
+
+    #[test]
+    fn only_grouped_gemms_have_a_bound() {
+        assert_eq!(with_thread_bounds(KERNEL), KERNEL);
+        let gemm = KERNEL.replace("amax", "grouped_gemm_stream");
+        assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n{"));
     }
 
     #[test]

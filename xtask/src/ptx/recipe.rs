@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::module_text;
 use crate::process;
 
 /// One PTX module: `host/ptx/NAME.ptx`.
@@ -73,7 +74,8 @@ impl Target {
         let [file] = found.as_slice() else {
             bail!("the compiler left {} assembly files for {} in the target directory, not 1", found.len(), self.name);
         };
-        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+        let ptx = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(module_text::with_thread_bounds(&ptx))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The grouped GEMM: for every local expert, its weights times its slots' activations. L1 (gate and up) and L2 (down)
 //! are the same kernel with another epilogue. One module for each family of GPUs.
 
+#[cfg(target_arch = "nvptx64")]
+mod epilogue;
 pub mod sm120;
 pub mod sm80;
 #[cfg(target_arch = "nvptx64")]
@@ -21,4 +23,6 @@ pub struct Variant {
     pub registers: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Whether it can quantize its results where the scale is known beforehand.
+    pub quantizes: bool,
 }

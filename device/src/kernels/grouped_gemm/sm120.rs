@@ -27,7 +27,7 @@ const ROW_WARPS: usize = 4;
 const SLOT_WARPS: usize = 2;
 /// Warps that multiply; one more copies.
 const CONSUMERS: usize = ROW_WARPS * SLOT_WARPS;
-/// Fragments of 16 rows of a warp: with two, a warp holds whole blocks of 16 columns of h.
+/// Fragments of 16 rows of a warp, as the epilogue has it.
 const ROW_FRAGMENTS: usize = 2;
 /// K tiles of a stage.
 const STAGE_TILES: usize = ActivationStage::K / Mxf4Tile::K;
@@ -60,9 +60,8 @@ pub const VARIANTS: [Variant; 1] = [Variant {
     threads: (CONSUMERS as u32 + 1) * 32,
     registers: 168,
     shared_bytes: (BARRIERS_AT + 2 * STAGES * 8) as u32,
+    quantizes: true,
 }];
 
 #[cfg(nvfp4_arch = "sm120")]
 mod device;
-#[cfg(nvfp4_arch = "sm120")]
-mod epilogue;

@@ -68,31 +68,45 @@ impl TileShape {
     }
 }
 
-/// The variants, by slots of a tile: `grouped_gemm_n8` and so on.
-pub const TILES: [TileShape; 5] = [
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 1, stage_tiles: 2, stages: 5, registers: 64 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 2, stage_tiles: 2, stages: 5, registers: 72 },
-    TileShape { row_warps: 4, row_fragments: 1, slot_fragments: 4, stage_tiles: 2, stages: 5, registers: 80 },
+/// The tiled variants, by slots of a tile: `grouped_gemm_n64` and so on.
+pub const TILES: [TileShape; 2] = [
     TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stage_tiles: 1, stages: 4, registers: 168 },
     TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stage_tiles: 1, stages: 4, registers: 256 },
 ];
 
 /// Kernel names of [`TILES`].
-const KERNELS: [&str; 5] =
-    ["grouped_gemm_n8", "grouped_gemm_n16", "grouped_gemm_n32", "grouped_gemm_n64", "grouped_gemm_n128"];
+const KERNELS: [&str; TILES.len()] = ["grouped_gemm_n64", "grouped_gemm_n128"];
 
-/// [`TILES`] as the host sees them.
-pub const VARIANTS: [Variant; 5] = {
-    let mut variants =
-        [Variant { kernel: "", rows: 0, slots: 0, threads: THREADS, registers: 0, shared_bytes: 0 }; TILES.len()];
+/// Weight rows of a unit of the kernel for few slots.
+pub const STREAM_ROWS: usize = 2 * FRAGMENT_ROWS;
+/// Slots of a unit.
+pub const STREAM_SLOTS: usize = 32;
+/// Threads of its block: one block a multiprocessor.
+pub const STREAM_THREADS: u32 = 512;
+
+/// All variants as the host sees them: the one for few slots, then [`TILES`].
+pub const VARIANTS: [Variant; 1 + TILES.len()] = {
+    let mut variants = [Variant {
+        kernel: "grouped_gemm_stream",
+        rows: STREAM_ROWS,
+        slots: STREAM_SLOTS,
+        threads: STREAM_THREADS,
+        registers: 128,
+        shared_bytes: 0,
+        quantizes: true,
+    }; 1 + TILES.len()];
     let mut i = 0;
     while i < TILES.len() {
         let (kernel, tile) = (KERNELS[i], TILES[i]);
-        variants[i].kernel = kernel;
-        variants[i].rows = tile.rows();
-        variants[i].slots = tile.slots();
-        variants[i].registers = tile.registers;
-        variants[i].shared_bytes = tile.shared_bytes();
+        variants[1 + i] = Variant {
+            kernel,
+            rows: tile.rows(),
+            slots: tile.slots(),
+            threads: THREADS,
+            registers: tile.registers,
+            shared_bytes: tile.shared_bytes(),
+            quantizes: false,
+        };
         i += 1;
     }
     variants
@@ -102,7 +116,7 @@ const _: () = {
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];
-        assert!(tile.slots() == 8 << i);
+        assert!(tile.slots() == 64 << i);
         assert!(tile.rows().is_multiple_of(MmaTile::ROWS));
         // Every architecture from sm_80 on gives a block 99 KiB.
         assert!(tile.shared_bytes() <= 99 * 1024);
@@ -112,4 +126,8 @@ const _: () = {
 };
 
 #[cfg(nvfp4_arch = "sm80")]
+mod dequantize;
+#[cfg(nvfp4_arch = "sm80")]
 mod device;
+#[cfg(nvfp4_arch = "sm80")]
+mod stream;

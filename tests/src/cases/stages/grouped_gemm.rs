@@ -4,16 +4,16 @@ use anyhow::{Result, ensure};
 use half::f16;
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::schedule::{Launch, Params, activation_params};
-use nvfp4_moe_device::format::BLOCK;
+use nvfp4_moe_device::format::{BLOCK, block};
 use nvfp4_moe_device::format::packed::{Half, MatrixLayout, TileOrder, interleaved_row};
-use nvfp4_moe_device::format::tile_mma::MmaTile;
+use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_column, activation_place};
 use nvfp4_moe_device::kernels::activation::{ActivationParams, activate};
 use nvfp4_moe_device::kernels::grouped_gemm::sm80;
 use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::super::device_kernels::downloaded;
-use super::super::device_layout::{place, store_codes};
+use super::super::device_layout::{place, store_words};
 use super::super::setup::{Matrix, OAI, SWIGLU};
 use super::route::tile_offsets;
 use super::{Bench, Lab, same_or_nan};
@@ -28,16 +28,21 @@ struct Request {
     slots: Vec<usize>,
     /// Whether slots take their rows from fewer tokens.
     gather: bool,
+    /// Whether the results are to be quantized.
+    quantized: bool,
 }
 
-/// All of one variant: `VARIANT` is its index in [`sm80::TILES`].
+/// All of one variant: `VARIANT` is its index in [`sm80::VARIANTS`].
 pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
     let bench = Bench::new(lab)?;
-    let tile = &sm80::TILES[VARIANT];
-    let slots = tile.slots();
+    let variant = &sm80::VARIANTS[VARIANT];
+    let slots = variant.slots;
     // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
-    let long = (tile.stages * tile.stage_tiles + 1) * MmaTile::K - BLOCK;
-    let short = (tile.stages - 1) * tile.stage_tiles * MmaTile::K;
+    // The kernel for few slots has a ring in registers.
+    let tile = VARIANT.checked_sub(1).map(|tile| &sm80::TILES[tile]);
+    let (stages, stage_tiles) = tile.map_or((4, 1), |tile| (tile.stages, tile.stage_tiles));
+    let long = (stages * stage_tiles + 1) * MmaTile::K - BLOCK;
+    let short = (stages - 1) * stage_tiles * MmaTile::K;
     let request = |epilogue, activation, columns, k, slots: &[usize], gather| Request {
         epilogue,
         activation,
@@ -45,6 +50,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         k,
         slots: slots.to_vec(),
         gather,
+        quantized: false,
     };
     let barely_limited = Activation::SwiGluOai { alpha: 1.702, beta: 1.0, limit: 150.0 };
     let limited = Activation::SwiGlu { limit: Some(5.0) };
@@ -65,13 +71,24 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Ungated, OAI, 16, 16, &[3], false),
         request(Epilogue::Ungated, limited, 16, 16, &[3], false),
     ];
-    // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K.
-    let copied_at_once = sm80::THREADS as usize / tile.chunks();
-    let last_rows = (1..=(slots / copied_at_once).max(1)).flat_map(|copies| {
-        let slots = (copies * copied_at_once).min(slots);
+    // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
+    // number of slots around those for which other code runs.
+    let ends: Vec<usize> = tile.map_or(vec![1, 8, 9, 16, 17, 24, 25, 31, 32], |tile| {
+        let copied_at_once = sm80::THREADS as usize / tile.chunks();
+        (1..=(slots / copied_at_once).max(1)).map(|copies| (copies * copied_at_once).min(slots)).collect()
+    });
+    let last_rows = ends.into_iter().flat_map(|slots| {
         [false, true].map(|gather| request(Epilogue::Down, SWIGLU, 16, 176, &[slots], gather))
     });
-    for (index, request) in requests.into_iter().chain(last_rows).enumerate() {
+    let quantized = [
+        request(Epilogue::Gated, SWIGLU, 80, 144, &[0, slots + 3, 1, 17], true),
+        request(Epilogue::Gated, limited, 16, 16, &[9, 3], false),
+        request(Epilogue::Ungated, Activation::Relu2, 144, 64, &[5, 0, 12], false),
+        request(Epilogue::Ungated, Activation::Relu2, 48, 32, &[1], true),
+    ];
+    let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
+    let requests = requests.into_iter().chain(last_rows).chain(quantized.filter(|_| variant.quantizes));
+    for (index, request) in requests.enumerate() {
         run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
     }
     Ok(())
@@ -108,14 +125,14 @@ fn packed(matrices: &[Matrix]) -> Vec<u8> {
         let row_of = |row| if matrices.len() == 2 { interleaved(row) } else { row };
         place(layout, &matrix.raw(), row_of, &mut packed);
     }
-    store_codes::<MmaTile>(&mut packed);
+    store_words::<MmaTile>(&mut packed);
     packed
 }
 
 fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -> Result<()> {
     let Request { epilogue, columns, k, .. } = *request;
     let halves = if epilogue == Epilogue::Gated { 2 } else { 1 };
-    let tile = &sm80::TILES[variant];
+    let variant = &sm80::VARIANTS[variant];
     let experts = request.slots.len();
     let mut expert_offset = vec![0u32];
     request.slots.iter().for_each(|slots| expert_offset.push(expert_offset[expert_offset.len() - 1] + *slots as u32));
@@ -135,11 +152,14 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     if let Some(last) = row_scales[rows.min(1)..].last_mut() {
         *last = nan;
     }
+    // Scales that are known beforehand are the experts'.
+    let (row_scales, known) = if request.quantized { (vec![], true) } else { (row_scales, false) };
     let expert_scales: Vec<_> = (0..experts)
         .map(|_| {
             let mut used = |yes: bool| if yes { scale(rng) } else { nan };
             let (gate, up) = (used(epilogue == Epilogue::Gated), used(epilogue != Epilogue::Down));
-            ExpertScales { gate, up, down: used(epilogue == Epilogue::Down), l1_input: nan, l2_input: nan }
+            let (l1_input, l2_input) = (used(known), used(known));
+            ExpertScales { gate, up, down: used(epilogue == Epilogue::Down), l1_input, l2_input }
         })
         .collect();
     let mut activation = activation_params(request.activation);
@@ -152,18 +172,20 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);
     let halves_of = |quarter: &i64| f16::from_f32(*quarter as f32 / 4.0);
     let weights = bench.upload(&all_packed)?;
-    let activations = bench.upload(&quarters.iter().map(halves_of).collect::<Vec<_>>())?;
+    let in_order = (0..rows * stride).map(|i| i / stride * stride + activation_column(i % stride));
+    let activations = bench.upload(&in_order.map(|i| halves_of(&quarters[i])).collect::<Vec<_>>())?;
     let (gathered, row_scales_there) = (bench.upload(&gather)?, bench.upload(&row_scales)?);
     let (scales_there, offset_there) = (bench.upload(&expert_scales)?, bench.upload(&expert_offset)?);
-    let tile_offset = bench.upload(&tile_offsets(&expert_offset, tile.slots() as u32))?;
-    let output = bench.room(slots * columns * 4)?;
+    let tile_offset = bench.upload(&tile_offsets(&expert_offset, variant.slots as u32))?;
+    let output_stride = columns.next_multiple_of(MmaTile::K);
+    let output = bench.room(if request.quantized { slots * output_stride * 2 } else { slots * columns * 4 })?;
     let params = GroupedGemmParams {
         weights: weights.address(),
         expert_bytes: layout.bytes() as u64,
         activations: activations.address(),
         block_scales: 0,
         gather: if request.gather { gathered.address() } else { 0 },
-        row_scales: row_scales_there.address(),
+        row_scales: if known { 0 } else { row_scales_there.address() },
         expert_scales: scales_there.address(),
         expert_offset: offset_there.address(),
         tile_offset: tile_offset.address(),
@@ -176,13 +198,15 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         epilogue: epilogue as u32,
         k: k as u32,
         activation,
+        quantized: request.quantized.into(),
+        padding: 0,
     };
     let launch = Launch {
-        kernel: sm80::VARIANTS[variant].kernel,
+        kernel: variant.kernel,
         // Few blocks, so that each takes several tiles.
         grid: [2, 1, 1],
-        threads: sm80::THREADS,
-        shared_bytes: tile.shared_bytes(),
+        threads: variant.threads,
+        shared_bytes: variant.shared_bytes,
         params: Params::GroupedGemm(params),
     };
     // SAFETY: the kernel's threads and shared memory; the buffers have the documented sizes.
@@ -197,14 +221,26 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
             for (sum, matrix) in sums.iter_mut().zip(&matrices[expert]) {
                 *sum = exact_sum(matrix, column, &quarters[row * stride..][..k])?;
             }
-            expected.push(result(epilogue, &activation, sums, row_scales[row], &expert_scales[expert]));
+            let g = if known { expert_scales[expert].l1_input } else { row_scales[row] };
+            expected.push(result(epilogue, &activation, sums, g, &expert_scales[expert]));
         }
     }
-    same_or_nan(
-        downloaded(&output)?,
-        &expected,
-        &format!("variant {variant}, {epilogue:?}, k {k}, slots {:?}", request.slots),
-    )
+    let what = format!("{}, {epilogue:?}, k {k}, slots {:?}", variant.kernel, request.slots);
+    if !request.quantized {
+        return same_or_nan(downloaded(&output)?, &expected, &what);
+    }
+    let products: Vec<u16> = downloaded(&output)?;
+    for (slot, h) in expected.chunks_exact(columns).enumerate() {
+        let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
+        for (index, h) in h.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let expected = block::quantize(h, expert_scales[expert].l2_input);
+            for i in 0..BLOCK {
+                let product = products[slot * output_stride + activation_place(index * BLOCK + i)];
+                ensure!(product == expected.f16(i), "{what}: slot {slot}, column {}: {product:#06x}", index * BLOCK + i);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The dot product of a row with activations in quarters, exact in f32 whatever the order.

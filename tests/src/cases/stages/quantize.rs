@@ -5,6 +5,7 @@ use bytemuck::Zeroable;
 use half::{bf16, f16};
 use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe::schedule::{Launch, Params};
+use nvfp4_moe_device::format::tile_mma::activation_column;
 use nvfp4_moe_device::format::{BLOCK, block};
 use nvfp4_moe_device::kernels::{amax, quantize};
 use nvfp4_moe_device::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows, TokenCount};
@@ -338,14 +339,17 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
     unsafe { bench.run(&launches)? };
 
     let (mut all_codes, mut all_scales, mut all_products) = (Vec::new(), Vec::new(), Vec::new());
+    let mut blocks = Vec::new();
     for (r, &g) in g.iter().enumerate() {
         for x in row(r).as_chunks::<BLOCK>().0 {
             let block = block::quantize(x, g);
             all_codes.push(block.codes);
             all_scales.push(block.scale);
-            all_products.extend((0..BLOCK).map(|i| block.f16(i)));
+            blocks.push(block);
         }
-        all_products.resize((r + 1) * stride, 0);
+        all_products.extend((0..stride).map(activation_column).map(|column| {
+            if column < k { blocks[r * (k / BLOCK) + column / BLOCK].f16(column % BLOCK) } else { 0 }
+        }));
     }
     let what = |part: &str| format!("{part}, {request:?}, seed {seed}");
     let g: Vec<_> = g.iter().map(|g| g.to_bits()).collect();

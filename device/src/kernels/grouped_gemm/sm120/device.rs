@@ -2,10 +2,10 @@
 
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
-use super::epilogue::{Accumulators, write_results};
 use super::*;
 use crate::format::BLOCK;
 use crate::format::tile_mxf4::{FRAGMENT_CODE_BYTES, row_stride, weight_scale_row};
+use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::GroupedGemmParams;
 use crate::ptx::asynchronous::{copy_8, copy_16};
@@ -228,14 +228,6 @@ unsafe fn multiply_stage<const SLOT_FRAGMENTS: usize>(
             step += 1;
         }
     }
-}
-
-/// Where a warp that multiplies stands in the tile.
-pub(super) struct Warp {
-    pub(super) lane: u32,
-    /// First row and first slot.
-    pub(super) row: u32,
-    pub(super) slot: u32,
 }
 
 /// Multiplies one tile, for `SLOT_FRAGMENTS` fragments of 8 slots a warp, and writes its results.

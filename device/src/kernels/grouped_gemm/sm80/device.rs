@@ -2,22 +2,18 @@
 
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
+use super::dequantize::dequantize;
 use super::*;
 use crate::format::packed::{Half, interleaved_row};
-use crate::format::tile_mma;
-use crate::format::tile_mma::{FRAGMENT_CODE_BYTES, FRAGMENT_K, FRAGMENT_SCALE_BYTES};
+use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::activation::activate;
+use crate::kernels::grouped_gemm::epilogue::UNSCALE;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};
-use crate::ptx::matrix::{broadcast_half, load_x4, mma_m16n8k16_f16, multiply_f16x2};
+use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::shared;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-
-/// 2^SCALE_UP_LOG2 as an f16, in both halves.
-const SCALE_UP: u32 = ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 10 | ((15 + tile_mma::SCALE_UP_LOG2) as u32) << 26;
-/// Undoes the power of two that all weights carry.
-const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
 
 /// Chunks of 16 bytes of an activation row of one K tile.
 const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
@@ -44,19 +40,15 @@ unsafe fn fetch_stage<
         // K tiles of a row tile follow each other in memory, as they do in the stage.
         let run = (STAGE_TILES * MmaTile::BYTES) as u32;
         let left = (params.k_tiles - k_tile) * MmaTile::BYTES as u32;
-        let mut i = 0;
-        while i < row_tiles {
-            let row_tile = tile.row / MmaTile::ROWS as u32 + i as u32;
-            let exists = row_tiles == 1 || row_tile < params.row_tiles;
+        let mut offset = thread * 16;
+        while offset < row_tiles as u32 * run {
+            let (inner_tile, within) = (offset / run, offset % run);
+            let row_tile = tile.row / MmaTile::ROWS as u32 + inner_tile;
+            let exists = row_tile < params.row_tiles && (STAGE_TILES == 1 || within < left);
             let index = if exists { row_tile as usize * params.k_tiles as usize + k_tile as usize } else { 0 };
-            let source = tile.weights.add(index * MmaTile::BYTES);
-            let mut offset = thread * 16;
-            while offset < run {
-                let bytes = if exists && (STAGE_TILES == 1 || offset < left) { 16 } else { 0 };
-                copy_16(stage + i as u32 * run + offset, source.add(offset as usize), bytes);
-                offset += THREADS * 16;
-            }
-            i += 1;
+            let source = tile.weights.add(index * MmaTile::BYTES + if exists { within as usize } else { 0 });
+            copy_16(stage + offset, source, if exists { 16 } else { 0 });
+            offset += THREADS * 16;
         }
         let activations = stage + row_tiles as u32 * run;
         let (row, chunk) = (thread / CHUNKS as u32, thread % CHUNKS as u32);
@@ -75,51 +67,27 @@ unsafe fn fetch_stage<
     }
 }
 
-/// Scales of four blocks of a row, times 2^7, as pairs of blocks (0, 2) and (1, 3).
-#[inline(always)]
-fn row_scales(word: u32) -> [u32; 2] {
-    let [even, odd] = tile_mma::scale_pairs(word);
-    [multiply_f16x2(even, SCALE_UP), multiply_f16x2(odd, SCALE_UP)]
-}
-
-/// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the scales of its two rows.
-#[inline(always)]
-fn dequantize(codes: u32, scales: &[[u32; 2]; 2], step: usize) -> [u32; 4] {
-    let scale = |row: usize| {
-        let pair = scales[row][step % 2];
-        if step / 2 == 1 { broadcast_half::<true>(pair) } else { broadcast_half::<false>(pair) }
-    };
-    let (low, high) = (scale(0), scale(1));
-    let registers = tile_mma::fragment_registers(codes);
-    [
-        multiply_f16x2(registers[0], low),
-        multiply_f16x2(registers[1], high),
-        multiply_f16x2(registers[2], low),
-        multiply_f16x2(registers[3], high),
-    ]
-}
-
-/// Multiplies one K tile of a stage into the accumulators.
+/// Multiplies one K tile of a stage into the accumulators; `tile_run` is the way from a row tile to the next one.
 #[inline(always)]
 unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize, const CHUNKS: usize>(
     accumulators: &mut [[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS],
     tile: u32,
-    first_fragment: u32,
+    tile_run: u32,
     activations: u32,
     first_chunk: u32,
     lane: u32,
 ) {
-    let codes_at = tile + first_fragment * FRAGMENT_CODE_BYTES as u32 + lane * 16;
-    let scales_at = tile + MmaTile::CODE_BYTES as u32 + first_fragment * FRAGMENT_SCALE_BYTES as u32 + lane / 4 * 8;
+    let (g, q) = (lane / 4, lane % 4);
     // SAFETY: addresses inside the stage, which has been waited for.
     unsafe {
         let mut codes = [[0; 4]; ROW_FRAGMENTS];
         let mut scales = [[[0; 2]; 2]; ROW_FRAGMENTS];
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            codes[m] = shared::load_v4(codes_at + (m * FRAGMENT_CODE_BYTES) as u32);
-            let [low, high] = shared::load_v2(scales_at + (m * FRAGMENT_SCALE_BYTES) as u32);
-            scales[m] = [row_scales(low), row_scales(high)];
+            let fragment = tile + m as u32 * tile_run;
+            codes[m] = shared::load_v4(fragment + lane * 16);
+            let [low, high] = shared::load_v2(fragment + MmaTile::CODE_BYTES as u32 + g * 8);
+            scales[m] = [scale_pairs(low), scale_pairs(high)];
             m += 1;
         }
         let mut step = 0;
@@ -132,22 +100,16 @@ unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize,
             }
             let mut n = 0;
             while n < SLOT_FRAGMENTS {
-                // Lanes 8i..8i+7 address: i % 2, the half of 8 K; i / 2, the fragment of 8 slots (lanes 16..31 repeat
-                // the first where there is only one).
-                let fragment = if SLOT_FRAGMENTS > 1 { n as u32 + lane / 16 } else { 0 };
-                let row = activations + (fragment * 8 + lane % 8) * (CHUNKS * 16) as u32;
-                let chunk = (first_chunk + step as u32 * 2 + lane / 8 % 2) ^ (lane % 8);
-                let b = load_x4(row + chunk * 16);
-                let mut pair = 0;
-                while pair < 2 && n + pair < SLOT_FRAGMENTS {
-                    let mut m = 0;
-                    while m < ROW_FRAGMENTS {
-                        mma_m16n8k16_f16(&mut accumulators[m][n + pair], a[m], [b[2 * pair], b[2 * pair + 1]]);
-                        m += 1;
-                    }
-                    pair += 1;
+                let row = activations + (n as u32 * 8 + g) * (CHUNKS * 16) as u32;
+                // A lane's words of two steps share a chunk.
+                let chunk = (first_chunk + q * 2 + step as u32 / 2) ^ g;
+                let b = shared::load_v2(row + chunk * 16 + step as u32 % 2 * 8);
+                let mut m = 0;
+                while m < ROW_FRAGMENTS {
+                    mma_m16n8k16_f16(&mut accumulators[m][n], a[m], b);
+                    m += 1;
                 }
-                n += 2;
+                n += 1;
             }
             step += 1;
         }
@@ -196,7 +158,13 @@ unsafe fn write_results<const ROWS: usize>(params: &GroupedGemmParams, tile: &Ti
             let (inner, column) = (index / columns, index % columns);
             let slot = (tile.slot + inner) as usize;
             let source = if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
-            let g = *(params.row_scales as *const f32).add(source);
+            let g = if params.row_scales != 0 {
+                *(params.row_scales as *const f32).add(source)
+            } else if params.epilogue == Epilogue::Down as u32 {
+                scales.l2_input
+            } else {
+                scales.l1_input
+            };
             let staged = |row: u32| f32::from_bits(shared::load_u32(shared + (inner * stride + row) * 4));
             let value = if gated {
                 let gate = staged(interleaved_row(MmaTile::INTERLEAVE, Half::Gate, column as usize) as u32);
@@ -236,10 +204,7 @@ unsafe fn grouped_gemm<
     let (warp, lane) = (thread / 32, thread % 32);
     let (warp_row, warp_slot) = (warp % ROW_WARPS as u32, warp / ROW_WARPS as u32);
     let block_rows = params.row_tiles.div_ceil((ROWS / MmaTile::ROWS) as u32);
-    // A warp's fragments lie in one row tile.
-    let fragments_a_tile = (MmaTile::ROWS / FRAGMENT_ROWS) as u32;
-    let warp_tile = warp_row * ROW_FRAGMENTS as u32 / fragments_a_tile;
-    let first_fragment = warp_row * ROW_FRAGMENTS as u32 % fragments_a_tile;
+    let tile_run = (STAGE_TILES * MmaTile::BYTES) as u32;
     // SAFETY: see the functions called; the ring's stages are inside the planned shared memory.
     unsafe {
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
@@ -296,7 +261,7 @@ unsafe fn grouped_gemm<
                 fetched += STAGE_TILES as u32;
                 write_stage = next_stage(write_stage, shared, shape);
 
-                let weights = read_stage + warp_tile * (STAGE_TILES * MmaTile::BYTES) as u32;
+                let weights = read_stage + warp_row * ROW_FRAGMENTS as u32 * tile_run;
                 let activations = read_stage
                     + (ROWS / MmaTile::ROWS * STAGE_TILES * MmaTile::BYTES) as u32
                     + warp_slot * (SLOT_FRAGMENTS * 8 * CHUNKS * 16) as u32;
@@ -305,7 +270,7 @@ unsafe fn grouped_gemm<
                     multiply_tile::<ROW_FRAGMENTS, SLOT_FRAGMENTS, CHUNKS>(
                         &mut accumulators,
                         weights + (i * MmaTile::BYTES) as u32,
-                        first_fragment,
+                        tile_run,
                         activations,
                         i as u32 * TILE_CHUNKS,
                         lane,
@@ -364,8 +329,5 @@ macro_rules! variant {
         }
     };
 }
-variant!(grouped_gemm_n8, 0);
-variant!(grouped_gemm_n16, 1);
-variant!(grouped_gemm_n32, 2);
-variant!(grouped_gemm_n64, 3);
-variant!(grouped_gemm_n128, 4);
+variant!(grouped_gemm_n64, 0);
+variant!(grouped_gemm_n128, 1);

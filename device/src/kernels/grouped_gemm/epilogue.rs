@@ -1,16 +1,33 @@
 //! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
-use super::device::Warp;
-use super::{FRAGMENT_ROWS, ROW_FRAGMENTS};
+use super::tile::Tile;
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
-use crate::format::tile_mxf4::{Mxf4Tile, row_stride};
-use crate::format::{BLOCK, block, e2m1, ue4m3};
+#[cfg(nvfp4_arch = "sm80")]
+use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
+#[cfg(nvfp4_arch = "sm120")]
+use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
+use crate::format::{block, e2m1, ue4m3};
 use crate::kernels::activation::activate;
-use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
-use crate::ptx::global;
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
+
+/// Fragments of 16 rows of a warp: with two, a warp holds whole blocks of 16 columns of h.
+pub(super) const ROW_FRAGMENTS: usize = 2;
+
+/// What the sums must be multiplied by: the power of two that the operands carry, undone.
+#[cfg(nvfp4_arch = "sm80")]
+pub(super) const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
+#[cfg(nvfp4_arch = "sm120")]
+const UNSCALE: f32 = 1.0;
+
+/// Where a warp that multiplies stands in the tile.
+pub(super) struct Warp {
+    pub(super) lane: u32,
+    /// First row and first slot.
+    pub(super) row: u32,
+    pub(super) slot: u32,
+}
 
 /// Accumulators of a warp: with g = lane / 4 and q = lane % 4, `[m][n]` holds rows 16m + g (twice), 16m + g + 8 (twice) of
 /// slots 8n + 2q, 8n + 2q + 1.
@@ -39,7 +56,7 @@ struct OutputRow<'a> {
 }
 
 impl OutputRow<'_> {
-    /// Stores columns `first + g` and `first + 8 + g`, in f32 or as a block of codes. All lanes take part.
+    /// Stores columns `first + g` and `first + 8 + g`, in f32 or quantized. All lanes take part.
     #[inline(always)]
     unsafe fn store(&self, first: u32, low: f32, high: f32) {
         let (params, first) = (self.params, first as usize);
@@ -47,7 +64,7 @@ impl OutputRow<'_> {
         let lane = self.lane;
         // SAFETY: the slot exists and so do all 16 columns; `columns` is a multiple of 16.
         unsafe {
-            if params.output_scales == 0 {
+            if params.quantized == 0 {
                 if exists {
                     let row = (params.output as *mut f32).add(self.slot * params.columns as usize + first);
                     *row.add(lane as usize) = low;
@@ -60,14 +77,44 @@ impl OutputRow<'_> {
             let scale = block::block_scale(reduce(larger(low_bits, high_bits), larger), self.h_scale);
             let divisor = block::divisor(scale, self.h_scale);
             let codes = if scale == ue4m3::NAN { 0 } else { e2m1::encode_pair(low / divisor, high / divisor) };
-            let gathered =
-                [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
+            self.store_block(first, exists, codes, scale);
+        }
+    }
+
+    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    #[cfg(nvfp4_arch = "sm80")]
+    #[inline(always)]
+    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+        let stride = (self.params.columns as usize).next_multiple_of(Order::K);
+        let mut half = 0;
+        while half < 2 {
+            let code = (codes >> (4 * half)) as u8 & 15;
+            let place = tile_mma::activation_place(first + self.lane as usize + 8 * half);
             if exists {
-                let index = (self.slot * row_stride(params.columns as usize) + first) / BLOCK;
+                // SAFETY: the slot exists, and the column is one of a row of `stride`.
+                unsafe {
+                    *(self.params.output as *mut u16).add(self.slot * stride + place) = block::product_f16(code, scale);
+                }
+            }
+            half += 1;
+        }
+    }
+
+    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    #[cfg(nvfp4_arch = "sm120")]
+    #[inline(always)]
+    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+        use crate::format::{BLOCK, tile_mxf4::row_stride};
+        let lane = self.lane;
+        let gathered = [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
+        if exists {
+            let index = (self.slot * row_stride(self.params.columns as usize) + first) / BLOCK;
+            // SAFETY: the slot exists, and the block is one of a row.
+            unsafe {
                 if lane == 0 {
-                    global::store_v2((params.output as *mut u32).add(2 * index), gathered);
+                    crate::ptx::global::store_v2((self.params.output as *mut u32).add(2 * index), gathered);
                 } else if lane == 1 {
-                    *(params.output_scales as *mut u8).add(index) = scale;
+                    *(self.params.output_scales as *mut u8).add(index) = scale;
                 }
             }
         }
@@ -114,14 +161,15 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
                 if params.epilogue == Epilogue::Gated as u32 {
                     let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
                     let h = accumulators
-                        .map(|fragment| activate(&params.activation, fragment[0][j] * gate, fragment[0][j + 2] * up));
-                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Mxf4Tile::INTERLEAVE, row as usize);
+                        .map(|fragment| activate(&params.activation, (fragment[0][j] * UNSCALE) * gate, (fragment[0][j + 2] * UNSCALE) * up));
+                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
                     output.store(column as u32, h[0], h[1]);
                 } else {
                     let alpha = input_scale * if second { scales.down } else { scales.up };
                     let mut m = 0;
                     while m < ROW_FRAGMENTS {
                         let pair = [accumulators[m][0][j], accumulators[m][0][j + 2]].map(|sum| {
+                            let sum = sum * UNSCALE;
                             if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
                         });
                         output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
