@@ -16,7 +16,7 @@ pub use inputs::Kind;
 pub enum Tolerance {
     /// The same bits; of NaNs the payload is left open by the document, so any two are the same.
     Bits,
-    /// f32 results: an absolute or a relative error, whichever is larger. Special values must be the same.
+    /// Floating-point results: an absolute or a relative error, whichever is larger. Special values must be the same.
     Error {
         /// Absolute.
         absolute: f64,
@@ -94,7 +94,10 @@ impl Check {
             a == b
                 || match self.tolerance {
                     Tolerance::Bits => false,
-                    Tolerance::Error { absolute, relative } => near(kind.value(a), kind.value(b), absolute, relative),
+                    Tolerance::Error { absolute, relative } => {
+                        let (first, second) = (kind.values(a), kind.values(b));
+                        !first.is_empty() && first.iter().zip(&second).all(|(a, b)| near(*a, *b, absolute, relative))
+                    }
                 }
         })
     }
@@ -102,7 +105,8 @@ impl Check {
 
 fn near(a: f64, b: f64, absolute: f64, relative: f64) -> bool {
     if !a.is_finite() || !b.is_finite() {
-        return false;
+        // As canonical bits have it: all NaNs are one.
+        return a == b || a.is_nan() && b.is_nan();
     }
     (a - b).abs() <= absolute.max(relative * a.abs().max(b.abs()))
 }
