@@ -11,23 +11,24 @@ use super::inputs::Kind;
 use super::{Check, Tolerance, kernel};
 use crate::types::truncate;
 
-const TABLES: [&str; 8] = [
-    include_str!("tables/integer.txt"),
-    include_str!("tables/bits.txt"),
-    include_str!("tables/float.txt"),
-    include_str!("tables/half.txt"),
-    include_str!("tables/convert.txt"),
-    include_str!("tables/compare.txt"),
-    include_str!("tables/movement.txt"),
-    include_str!("tables/memory.txt"),
+/// Families, and what is in them.
+const TABLES: [(&str, &str); 8] = [
+    ("integers", include_str!("tables/integer.txt")),
+    ("bits", include_str!("tables/bits.txt")),
+    ("f32, f64", include_str!("tables/float.txt")),
+    ("f16, bf16", include_str!("tables/half.txt")),
+    ("conversions", include_str!("tables/convert.txt")),
+    ("comparison", include_str!("tables/compare.txt")),
+    ("movement", include_str!("tables/movement.txt")),
+    ("memory, control", include_str!("tables/memory.txt")),
 ];
 
 const THREADS: u32 = 128;
 
 pub(super) fn checks() -> Vec<Check> {
-    let lines = TABLES.iter().flat_map(|table| table.lines());
-    let rows = lines.filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-    rows.flat_map(alternatives).map(|row| check(&row)).collect()
+    let lines = TABLES.iter().flat_map(|(family, table)| table.lines().map(|line| (*family, line)));
+    let rows = lines.filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    rows.flat_map(|(family, line)| alternatives(line).into_iter().map(move |row| check(family, &row))).collect()
 }
 
 /// All lines that a line with `<a b>` stands for. Where it says the same twice, both have the same choice.
@@ -38,7 +39,7 @@ fn alternatives(line: &str) -> Vec<String> {
     names.split(' ').flat_map(|name| alternatives(&line.replace(&group, name))).collect()
 }
 
-fn check(row: &str) -> Check {
+fn check(family: &'static str, row: &str) -> Check {
     let mut columns = row.split(" | ").map(str::trim);
     let instruction = columns.next().unwrap_or_default();
     let kinds = columns.next().unwrap_or_else(|| panic!("no kinds in {row}"));
@@ -83,6 +84,7 @@ fn check(row: &str) -> Check {
     let text = if text.ends_with("; }") { text.to_owned() } else { format!("{text};") };
     Check {
         name: name.split(' ').next().unwrap_or_default().to_owned(),
+        family,
         architecture,
         ptx: kernel::module(architecture, &text, &outputs, &inputs),
         threads: THREADS,
