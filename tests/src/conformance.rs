@@ -14,13 +14,24 @@ pub enum Outcome {
     Failed(String),
 }
 
+/// How many cases were compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cases {
+    /// All.
+    pub compared: usize,
+    /// Those with the bits that were expected; all NaNs are one.
+    pub same: usize,
+    /// Those with other bits, within the check's bound.
+    pub near: usize,
+}
+
 /// A check that was run.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// The instruction.
     pub name: String,
-    /// How many cases were run.
-    pub cases: usize,
+    /// What came of its cases.
+    pub cases: Cases,
     /// What came of it.
     pub outcome: Outcome,
     /// The device may not be used any more: the kernel failed while it ran.
@@ -30,7 +41,8 @@ pub struct Row {
 /// Runs a check's derived cases on a device; with `reference`, wide inputs too, whose results there are those expected.
 #[must_use]
 pub fn run(check: &Check, device: &Device, reference: Option<&Device>) -> Row {
-    let mut row = Row { name: check.name.clone(), cases: 0, outcome: Outcome::Unavailable, device_lost: false };
+    let mut row =
+        Row { name: check.name.clone(), cases: Cases::default(), outcome: Outcome::Unavailable, device_lost: false };
     let (major, minor) = device.limits().compute_capability;
     if check.architecture > 10 * major + minor {
         return row;
@@ -40,7 +52,6 @@ pub fn run(check: &Check, device: &Device, reference: Option<&Device>) -> Row {
     if reference.is_some() {
         cases.extend(wide.iter().map(Vec::as_slice));
     }
-    row.cases = cases.len();
     let results = match outputs(check, device, &cases) {
         Ok(results) => results,
         Err(error) => {
@@ -49,20 +60,23 @@ pub fn run(check: &Check, device: &Device, reference: Option<&Device>) -> Row {
             return row;
         }
     };
-    row.outcome = match differences(check, &cases, &results, reference) {
-        Ok(None) => Outcome::Agrees,
-        Ok(Some(difference)) => Outcome::Failed(difference),
-        Err(error) => Outcome::Failed(format!("on the reference: {error}")),
-    };
+    match compare(check, &cases, &results, reference) {
+        Ok((cases, difference)) => {
+            row.cases = cases;
+            row.outcome = difference.map_or(Outcome::Agrees, Outcome::Failed);
+        }
+        Err(error) => row.outcome = Outcome::Failed(format!("on the reference: {error}")),
+    }
     row
 }
 
-fn differences(
+/// How results compare with those by hand, and the others with the reference's; the first difference.
+fn compare(
     check: &Check,
     cases: &[&[u64]],
     results: &[Vec<u64>],
     reference: Option<&Device>,
-) -> Result<Option<String>, DriverError> {
+) -> Result<(Cases, Option<String>), DriverError> {
     let derived = check.derived.iter().map(|(_, expected)| (expected.clone(), "by hand"));
     let expected: Vec<(Vec<u64>, &str)> = match reference {
         None => derived.collect(),
@@ -71,13 +85,11 @@ fn differences(
             derived.chain(theirs.skip(check.derived.len())).collect()
         }
     };
-    let different: Vec<_> = cases
-        .iter()
-        .zip(results)
-        .zip(&expected)
-        .filter(|((_, result), (expected, _))| !check.agree(result, expected))
-        .collect();
-    Ok(different.first().map(|((inputs, result), (expected, whose))| {
+    let pairs = || cases.iter().zip(results).zip(&expected);
+    let different: Vec<_> = pairs().filter(|((_, result), (expected, _))| !check.agree(result, expected)).collect();
+    let same = pairs().filter(|((_, result), (expected, _))| check.same(result, expected)).count();
+    let counts = Cases { compared: cases.len(), same, near: cases.len() - same - different.len() };
+    let first = different.first().map(|((inputs, result), (expected, whose))| {
         let at = result.iter().zip(expected).position(|(a, b)| a != b).unwrap_or_default();
         // Programs have many words: what is around the first that differs.
         let words = |all: &[u64]| all[at.saturating_sub(2).min(all.len())..all.len().min(at + 4)].to_vec();
@@ -89,7 +101,8 @@ fn differences(
             words(result),
             words(expected)
         )
-    }))
+    });
+    Ok((counts, first))
 }
 
 /// What the check's kernel makes of cases, one after the other.

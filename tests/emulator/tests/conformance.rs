@@ -83,6 +83,14 @@ fn every_opcode_of_the_shipped_modules_is_checked() {
 }
 
 #[test]
+fn the_shipped_modules_decode() {
+    for ptx in SHIPPED {
+        let module = Module::parse(ptx).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(module.kernels().count(), ptx.matches(".visible .entry ").count());
+    }
+}
+
+#[test]
 fn an_unknown_modifier_is_named_with_its_line() {
     let opcodes: BTreeMap<String, String> = Check::all()
         .into_iter()

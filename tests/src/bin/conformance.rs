@@ -1,10 +1,11 @@
-//! Runs the emulator's conformance checks (`nvfp4_moe_emulator::conformance`) on a device and prints a table of the results.
+//! Runs the emulator's conformance checks (`nvfp4_moe_emulator::conformance`) on a device and prints tables of the results: a
+//! line a form, and a line a family, which is all with `--brief`.
 //!
 //! Each check compares a device with values derived by hand from the PTX ISA document; `--compare` adds wide inputs, on which
 //! the emulator's results are the expected ones, bit for bit or within the bound that the table states. A kernel that cannot
 //! be loaded, fails or hangs is a failed check, and the next one goes on in a fresh process.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -14,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use nvfp4_moe::driver::Device;
 use nvfp4_moe_emulator::Config;
 use nvfp4_moe_emulator::conformance::{Check, Tolerance};
-use nvfp4_moe_tests::conformance::{Outcome, run};
+use nvfp4_moe_tests::conformance::{Cases, Outcome, run};
 use nvfp4_moe_tests::emulated::{ARCHITECTURES, Architecture};
 
 const USAGE: &str = "usage: conformance [--device cuda[:N]|emulator:ARCHITECTURE] [--compare] [--brief] [--write-ptx DIR] \
@@ -90,7 +91,8 @@ fn write_ptx(folder: &str, filter: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs checks from the given one on until the device is lost; one line each: number, cases, result.
+/// Runs checks from the given one on until the device is lost; one line each: number, cases compared, those with the same
+/// bits and those near, result.
 fn work(arguments: &Arguments, from: usize) -> Result<ExitCode> {
     static RUNNING: AtomicUsize = AtomicUsize::new(usize::MAX);
     let device = open(&arguments.device)?;
@@ -104,7 +106,7 @@ fn work(arguments: &Arguments, from: usize) -> Result<ExitCode> {
             if running != last {
                 (last, since) = (running, Instant::now());
             } else if since.elapsed() > PATIENCE {
-                println!("{running}\t0\tFAILED: no end after {PATIENCE:?}");
+                println!("{running}\t0 0 0\tFAILED: no end after {PATIENCE:?}");
                 std::process::exit(3);
             }
         }
@@ -117,7 +119,8 @@ fn work(arguments: &Arguments, from: usize) -> Result<ExitCode> {
             Outcome::Unavailable => format!("needs sm_{}", check.architecture),
             Outcome::Failed(what) => format!("FAILED: {}", what.replace(['\n', '\t'], " ")),
         };
-        println!("{index}\t{}\t{outcome}", row.cases);
+        let Cases { compared, same, near } = row.cases;
+        println!("{index}\t{compared} {same} {near}\t{outcome}");
         std::io::stdout().flush()?;
         if row.device_lost {
             return Ok(ExitCode::from(4));
@@ -132,8 +135,8 @@ fn supervise(arguments: &Arguments) -> Result<ExitCode> {
     if checks.is_empty() {
         bail!("no check has a name with {:?} in it", arguments.filter);
     }
-    let mut results: Vec<(usize, String)> = Vec::new();
-    let (mut device, mut restarts) = (arguments.device.clone(), 0);
+    let mut results: Vec<(Cases, String)> = Vec::new();
+    let (mut device, mut restarts) = (None, 0);
     while results.len() < checks.len() {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--device", &arguments.device, "--worker-from", &results.len().to_string()]);
@@ -145,24 +148,36 @@ fn supervise(arguments: &Arguments) -> Result<ExitCode> {
             let (first, second, third) = (columns.next(), columns.next(), columns.next());
             match (first.and_then(|index| index.parse::<usize>().ok()), second, third) {
                 (Some(index), Some(cases), Some(outcome)) if index == results.len() => {
-                    results.push((cases.parse()?, outcome.to_owned()));
+                    results.push((counts(cases)?, outcome.to_owned()));
                 }
-                (None, Some(name), None) => device = name.to_owned(),
+                (None, Some(name), None) => device = Some(name.to_owned()),
                 _ => {}
             }
         }
+        // The name comes first: a worker without it has no device.
+        if device.is_none() {
+            bail!("{} is no device that can be opened (above is why); {USAGE}", arguments.device);
+        }
         if results.len() < checks.len() && (ended.status.success() || results.len() == before) {
-            results.push((0, format!("FAILED: the process ended with {}", ended.status)));
+            results.push((Cases::default(), format!("FAILED: the process ended with {}", ended.status)));
         }
         restarts += 1;
         if restarts > MOST_RESTARTS {
             let missing = checks.len() - results.len();
-            results.extend((0..missing).map(|_| (0, "FAILED: not run, too many failures before".to_owned())));
+            let not_run = (Cases::default(), "FAILED: not run, too many failures before".to_owned());
+            results.extend(std::iter::repeat_n(not_run, missing));
         }
     }
-    print(&checks, &results, &device, arguments);
+    print(&checks, &results, device.as_deref().unwrap_or(&arguments.device), arguments);
     let failed = results.iter().any(|(_, outcome)| outcome.starts_with("FAILED"));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The three numbers of a worker's line.
+fn counts(text: &str) -> Result<Cases> {
+    let numbers: Vec<usize> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    let [compared, same, near] = numbers[..] else { bail!("a worker counted {text:?}, not three numbers") };
+    Ok(Cases { compared, same, near })
 }
 
 /// What a check's comparison allows.
@@ -170,48 +185,75 @@ fn bound(tolerance: Tolerance) -> String {
     match tolerance {
         Tolerance::Bits => "same bits".to_owned(),
         Tolerance::Error { absolute, relative: 0.0 } => format!("{absolute:.1e}"),
-        Tolerance::Error { absolute, relative } if absolute == relative => {
-            format!("{absolute:.1e}, relative or absolute")
+        Tolerance::Error { absolute, relative } if absolute <= f32::MIN_POSITIVE.into() => {
+            format!("relative {relative:.1e}")
         }
-        Tolerance::Error { relative, .. } => format!("relative {relative:.1e}"),
+        Tolerance::Error { absolute, relative } => format!("relative {relative:.1e} or absolute {absolute:.1e}"),
     }
 }
 
-fn print(checks: &[Check], results: &[(usize, String)], device: &str, arguments: &Arguments) {
+fn print(checks: &[Check], results: &[(Cases, String)], device: &str, arguments: &Arguments) {
     if !arguments.brief {
-        println!("| instruction | cases | compared | result |\n|---|---:|---|---|");
+        println!("| instruction | inputs compared | comparison | result |\n|---|---:|---|---|");
         for (check, (cases, outcome)) in checks.iter().zip(results) {
-            println!("| `{}` | {cases} | {} | {} |", check.name, bound(check.tolerance), outcome.replace('|', "\\|"));
+            let outcome = outcome.replace('|', "\\|");
+            println!("| `{}` | {} | {} | {outcome} |", check.name, cases.compared, bound(check.tolerance));
         }
         println!();
     }
-    // One line an opcode: forms that agree, that are not there, that fail.
-    let mut opcodes: BTreeMap<&str, (usize, usize, usize, usize)> = BTreeMap::new();
-    for (check, (cases, outcome)) in checks.iter().zip(results) {
-        let opcode = check.name.split(['.', ' ']).next().unwrap_or_default();
-        let (all, agree, missing, total) = opcodes.entry(opcode).or_default();
-        *all += 1;
-        *agree += usize::from(outcome == "ok");
-        *missing += usize::from(outcome.starts_with("needs"));
-        *total += cases;
-    }
-    println!("| opcode | forms | cases | {device} |\n|---|---:|---:|---|");
-    for (opcode, (all, agree, missing, cases)) in &opcodes {
-        let failed = all - agree - missing;
-        let mut result = if failed > 0 { format!("**{failed} differ**") } else { "agrees".to_owned() };
-        if missing == all {
-            "not on this device".clone_into(&mut result);
-        } else if *missing > 0 {
-            result += &format!(", {missing} not on this device");
-        }
-        println!("| `{opcode}` | {all} | {cases} | {result} |");
-    }
+    print_families(checks, results, device);
     let failures: Vec<_> =
         checks.iter().zip(results).filter(|(_, (_, outcome))| outcome.starts_with("FAILED")).collect();
     let agree = results.iter().filter(|(_, outcome)| outcome == "ok").count();
-    let cases: usize = results.iter().map(|(cases, _)| cases).sum();
-    println!("\n{agree} of {} forms agree on {cases} cases, {} fail.", checks.len(), failures.len());
+    let missing = results.len() - agree - failures.len();
+    let compared: usize = results.iter().map(|(cases, _)| cases.compared).sum();
+    let (all, failed) = (checks.len(), failures.len());
+    println!(
+        "\n{device}: {agree} of {all} forms agree on {compared} inputs, {failed} fail, {missing} need a newer GPU."
+    );
     for (check, (_, outcome)) in failures {
         println!("- `{}`: {outcome}", check.name);
+    }
+}
+
+/// What is in a family, and what came of it.
+#[derive(Default)]
+struct Family<'a> {
+    name: &'a str,
+    opcodes: BTreeSet<&'a str>,
+    forms: usize,
+    cases: Cases,
+    failed: usize,
+    missing: usize,
+}
+
+/// A line a family, and one for all, as `docs/emulator.md` has them.
+fn print_families(checks: &[Check], results: &[(Cases, String)], device: &str) {
+    let mut families: Vec<Family<'_>> = Vec::new();
+    let mut all = Family { name: "all", ..Family::default() };
+    for (check, (cases, outcome)) in checks.iter().zip(results) {
+        if families.last().is_none_or(|family| family.name != check.family) {
+            families.push(Family { name: check.family, ..Family::default() });
+        }
+        for family in families.last_mut().into_iter().chain([&mut all]) {
+            family.opcodes.insert(check.name.split(['.', ' ']).next().unwrap_or_default());
+            family.forms += 1;
+            family.cases.compared += cases.compared;
+            family.cases.same += cases.same;
+            family.cases.near += cases.near;
+            family.failed += usize::from(outcome.starts_with("FAILED"));
+            family.missing += usize::from(outcome.starts_with("needs"));
+        }
+    }
+    println!(
+        "| {device} | opcodes | forms | inputs compared | bit-equal | within bound | forms that fail | need a newer GPU |\n\
+         |---|---|---:|---:|---:|---:|---:|---:|"
+    );
+    let count = all.opcodes.len().to_string();
+    for family in families.iter().chain([&all]) {
+        let opcodes = family.opcodes.iter().map(|opcode| format!("`{opcode}`")).collect::<Vec<_>>().join(" ");
+        let opcodes = if family.name == all.name { &count } else { &opcodes };
+        let Family { name, forms, cases: Cases { compared, same, near }, failed, missing, .. } = family;
+        println!("| {name} | {opcodes} | {forms} | {compared} | {same} | {near} | {failed} | {missing} |");
     }
 }

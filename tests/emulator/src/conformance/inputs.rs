@@ -75,14 +75,20 @@ impl Kind {
         }
     }
 
-    /// The number, of scalar floating-point kinds.
-    pub(super) fn value(self, bits: u64) -> f64 {
+    /// The numbers of floating-point kinds: two of packed ones.
+    pub(super) fn values(self, bits: u64) -> Vec<f64> {
+        let f16 = |bits: u64| half::f16::from_bits(bits as u16).to_f64();
+        let bf16 = |bits: u64| half::bf16::from_bits(bits as u16).to_f64();
+        let f32 = |bits: u64| f64::from(f32::from_bits(bits as u32));
         match self {
-            Self::F16 => half::f16::from_bits(bits as u16).to_f64(),
-            Self::Bf16 => half::bf16::from_bits(bits as u16).to_f64(),
-            Self::F32 => f64::from(f32::from_bits(bits as u32)),
-            Self::F64 => f64::from_bits(bits),
-            _ => f64::NAN,
+            Self::F16 => vec![f16(bits)],
+            Self::F16x2 => vec![f16(bits), f16(bits >> 16)],
+            Self::Bf16 => vec![bf16(bits)],
+            Self::Bf16x2 => vec![bf16(bits), bf16(bits >> 16)],
+            Self::F32 => vec![f32(bits)],
+            Self::F32x2 => vec![f32(bits), f32(bits >> 32)],
+            Self::F64 => vec![f64::from_bits(bits)],
+            Self::Int(_) | Self::Amount | Self::Predicate => Vec::new(),
         }
     }
 
@@ -138,11 +144,12 @@ fn pairs(patterns: &[u16]) -> Vec<u64> {
 }
 
 /// Zero, subnormal, ordinary, huge, infinite, NaN: f16, bf16, f32, f64.
-const HALVES: [u16; 16] =
-    [0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3800, 0x3BFF, 0x3C00, 0x3C01, 0x4248, 0x7BFF, 0x7C00, 0x7C01, 0x7E00];
+const HALVES: [u16; 17] = [
+    0, 1, 2, 0x1FF, 0x3FF, 0x400, 0x401, 0x3800, 0x3BFE, 0x3BFF, 0x3C00, 0x3C01, 0x4248, 0x7BFF, 0x7C00, 0x7C01, 0x7E00,
+];
 const BRAINS: [u16; 16] =
     [0, 1, 2, 0x3F, 0x7F, 0x80, 0x81, 0x3F00, 0x3F7F, 0x3F80, 0x3F81, 0x4049, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0];
-const SINGLES: [u32; 30] = [
+const SINGLES: [u32; 31] = [
     0,
     1,
     2,
@@ -155,6 +162,7 @@ const SINGLES: [u32; 30] = [
     0x3400_0000,
     0x3EFF_FFFF,
     0x3F00_0000,
+    0x3F7F_FFFE,
     0x3F7F_FFFF,
     0x3F80_0000,
     0x3F80_0001,
@@ -174,13 +182,17 @@ const SINGLES: [u32; 30] = [
     0x7F80_0001,
     0x7FC0_0000,
 ];
-const DOUBLES: [u64; 20] = [
+const DOUBLES: [u64; 24] = [
     0,
     1,
     0x000F_FFFF_FFFF_FFFF,
     0x0010_0000_0000_0000,
     0x3690_0000_0000_0000,
     0x3800_0000_0000_0000,
+    0x380F_FFFF_E000_0000,
+    0x380F_FFFF_EFFF_FFFF,
+    0x380F_FFFF_F000_0000,
+    0x380F_FFFF_FFFF_FFFF,
     0x3FDF_FFFF_FFFF_FFFF,
     0x3FE0_0000_0000_0000,
     0x3FEF_FFFF_FFFF_FFFF,

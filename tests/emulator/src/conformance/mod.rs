@@ -16,7 +16,7 @@ pub use inputs::Kind;
 pub enum Tolerance {
     /// The same bits; of NaNs the payload is left open by the document, so any two are the same.
     Bits,
-    /// f32 results: an absolute or a relative error, whichever is larger. Special values must be the same.
+    /// Floating-point results: an absolute or a relative error, whichever is larger. Special values must be the same.
     Error {
         /// Absolute.
         absolute: f64,
@@ -30,6 +30,8 @@ pub enum Tolerance {
 pub struct Check {
     /// The instruction with its modifiers.
     pub name: String,
+    /// What it is about.
+    pub family: &'static str,
     /// The oldest architecture that has it, such as 80.
     pub architecture: u32,
     /// A module with one kernel `k`, whose parameter is 24 bytes: address of the inputs, address of the outputs, and how
@@ -86,23 +88,29 @@ impl Check {
         cases
     }
 
-    /// Whether two results of one case agree.
+    /// Whether two results of one case are the same, but for the payload of NaNs.
+    #[must_use]
+    pub fn same(&self, first: &[u64], second: &[u64]) -> bool {
+        self.outputs.iter().zip(first.iter().zip(second)).all(|(kind, (&a, &b))| kind.canonical(a) == kind.canonical(b))
+    }
+
+    /// Whether two results of one case are as near to each other as they must be.
     #[must_use]
     pub fn agree(&self, first: &[u64], second: &[u64]) -> bool {
+        let Tolerance::Error { absolute, relative } = self.tolerance else { return self.same(first, second) };
         self.outputs.iter().zip(first.iter().zip(second)).all(|(kind, (&a, &b))| {
             let (a, b) = (kind.canonical(a), kind.canonical(b));
-            a == b
-                || match self.tolerance {
-                    Tolerance::Bits => false,
-                    Tolerance::Error { absolute, relative } => near(kind.value(a), kind.value(b), absolute, relative),
-                }
+            let (first, second) = (kind.values(a), kind.values(b));
+            let near = || first.iter().zip(&second).all(|(a, b)| near(*a, *b, absolute, relative));
+            a == b || !first.is_empty() && near()
         })
     }
 }
 
 fn near(a: f64, b: f64, absolute: f64, relative: f64) -> bool {
     if !a.is_finite() || !b.is_finite() {
-        return false;
+        // As canonical bits have it: all NaNs are one.
+        return a == b || a.is_nan() && b.is_nan();
     }
     (a - b).abs() <= absolute.max(relative * a.abs().max(b.abs()))
 }

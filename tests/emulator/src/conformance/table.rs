@@ -4,30 +4,31 @@
 //! than one instruction has a name in front, `name: text`.
 //! Derived values are `inputs = outputs`, separated by commas: hexadecimal, or a number behind `f:` (f32), `d:` (f64), `h:`
 //! (f16), `b:` (bf16), `i:` (decimal); two packed ones as `high/low`. Options: `sm_N`, the oldest architecture;
-//! `nonzero`, the second input is not zero; `normal`, nor subnormal; `angle`, the input is small; `relative X`, `absolute X`,
-//! `both X`. Lines with `#` name the section of the PTX ISA document.
+//! `nonzero`, the second input is not zero; `normal`, nor subnormal; `angle`, the input is small; `relative X`, `absolute X`, of which
+//! the larger counts. Lines with `#` name the section of the PTX ISA document.
 
 use super::inputs::Kind;
 use super::{Check, Tolerance, kernel};
 use crate::types::truncate;
 
-const TABLES: [&str; 8] = [
-    include_str!("tables/integer.txt"),
-    include_str!("tables/bits.txt"),
-    include_str!("tables/float.txt"),
-    include_str!("tables/half.txt"),
-    include_str!("tables/convert.txt"),
-    include_str!("tables/compare.txt"),
-    include_str!("tables/movement.txt"),
-    include_str!("tables/memory.txt"),
+/// Families, and what is in them.
+const TABLES: [(&str, &str); 8] = [
+    ("integers", include_str!("tables/integer.txt")),
+    ("bits", include_str!("tables/bits.txt")),
+    ("f32, f64", include_str!("tables/float.txt")),
+    ("f16, bf16", include_str!("tables/half.txt")),
+    ("conversions", include_str!("tables/convert.txt")),
+    ("comparison", include_str!("tables/compare.txt")),
+    ("movement", include_str!("tables/movement.txt")),
+    ("memory, control", include_str!("tables/memory.txt")),
 ];
 
 const THREADS: u32 = 128;
 
 pub(super) fn checks() -> Vec<Check> {
-    let lines = TABLES.iter().flat_map(|table| table.lines());
-    let rows = lines.filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-    rows.flat_map(alternatives).map(|row| check(&row)).collect()
+    let lines = TABLES.iter().flat_map(|(family, table)| table.lines().map(|line| (*family, line)));
+    let rows = lines.filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    rows.flat_map(|(family, line)| alternatives(line).into_iter().map(move |row| check(family, &row))).collect()
 }
 
 /// All lines that a line with `<a b>` stands for. Where it says the same twice, both have the same choice.
@@ -38,7 +39,7 @@ fn alternatives(line: &str) -> Vec<String> {
     names.split(' ').flat_map(|name| alternatives(&line.replace(&group, name))).collect()
 }
 
-fn check(row: &str) -> Check {
+fn check(family: &'static str, row: &str) -> Check {
     let mut columns = row.split(" | ").map(str::trim);
     let instruction = columns.next().unwrap_or_default();
     let kinds = columns.next().unwrap_or_else(|| panic!("no kinds in {row}"));
@@ -53,7 +54,8 @@ fn check(row: &str) -> Check {
         (numbers(given, &inputs), numbers(expected, &outputs))
     });
     let derived = derived.collect();
-    let (mut architecture, mut tolerance) = (80, Tolerance::Bits);
+    let mut architecture = 80;
+    let [mut absolute, mut relative] = [None; 2];
     let mut defined: fn(&[u64]) -> bool = |_| true;
     let mut words = options.split_whitespace();
     while let Some(word) = words.next() {
@@ -63,24 +65,26 @@ fn check(row: &str) -> Check {
             "nonzero" => defined = |case| case[1] != 0,
             "normal" => defined = |case| !f32::from_bits(case[1] as u32).is_subnormal(),
             "angle" => defined = |case| f32::from_bits(case[0] as u32).abs() < 314.0,
-            // Below the smallest normal number no relative error is promised.
-            "relative" => tolerance = Tolerance::Error { absolute: f32::MIN_POSITIVE.into(), relative: number() },
-            "absolute" => tolerance = Tolerance::Error { absolute: number(), relative: 0.0 },
-            "both" => {
-                let bound = number();
-                tolerance = Tolerance::Error { absolute: bound, relative: bound };
-            }
+            "relative" => relative = Some(number()),
+            "absolute" => absolute = Some(number()),
             _ => {
                 let number = word.strip_prefix("sm_").and_then(|number| number.parse().ok());
                 architecture = number.unwrap_or_else(|| panic!("there is no option {word}"));
             }
         }
     }
+    let tolerance = match (absolute, relative) {
+        (None, None) => Tolerance::Bits,
+        // Below the smallest normal number no relative error is promised.
+        (None, Some(relative)) => Tolerance::Error { absolute: f32::MIN_POSITIVE.into(), relative },
+        (Some(absolute), relative) => Tolerance::Error { absolute, relative: relative.unwrap_or(0.0) },
+    };
     // `name: text` where the text is more than the instruction.
     let (name, text) = instruction.split_once(": ").unwrap_or((instruction, instruction));
     let text = if text.ends_with("; }") { text.to_owned() } else { format!("{text};") };
     Check {
         name: name.split(' ').next().unwrap_or_default().to_owned(),
+        family,
         architecture,
         ptx: kernel::module(architecture, &text, &outputs, &inputs),
         threads: THREADS,

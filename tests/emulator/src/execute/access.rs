@@ -19,7 +19,7 @@ pub(crate) enum Space {
 
 impl Space {
     /// The space of an address and the address inside of it.
-    fn resolve(self, address: u64) -> (Self, u64) {
+    pub(crate) fn resolve(self, address: u64) -> (Self, u64) {
         if self != Self::Generic {
             return (self, address);
         }

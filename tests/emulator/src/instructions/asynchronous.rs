@@ -1,9 +1,9 @@
 //! Non-bulk asynchronous copies (PTX ISA 9.7.9.25.3: `cp.async`).
 //!
 //! A copy reads its source at once and lands when its thread waits for it, as late as it may. Until then its destination
-//! must not be touched.
+//! must not be touched. An mbarrier may wait for it too, whichever of the two comes first.
 
-use super::mbarrier::PendingCopy;
+use super::mbarrier::{Landing, PendingCopy};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::error::FindingKind;
@@ -20,7 +20,6 @@ pub(crate) struct Copies {
     committed: [u32; 32],
 }
 
-#[derive(Clone, std::marker::Copy)]
 struct Copy {
     lane: u8,
     size: u8,
@@ -28,6 +27,7 @@ struct Copy {
     /// Number of the group, or [`OPEN`].
     group: u32,
     bytes: [u8; 16],
+    landing: Landing,
 }
 
 const OPEN: u32 = u32::MAX;
@@ -71,7 +71,8 @@ impl Execute for CopyAsync {
             let at = u32::try_from(to).unwrap_or(u32::MAX);
             let begun = cx.block.shared.begin_copy(at, self.size, thread);
             begun.map_err(|fault| shared_fault(fault, lane, to))?;
-            let copy = Copy { lane: lane as u8, size: self.size as u8, to: at, group: OPEN, bytes };
+            let (size, landing) = (self.size as u8, Landing::default());
+            let copy = Copy { lane: lane as u8, size, to: at, group: OPEN, bytes, landing };
             cx.warp.state.copies.pending.push(copy);
         }
         Ok(Step::Next)
@@ -110,7 +111,7 @@ impl Execute for Wait {
                     None => true,
                     Some(pending) => copy.group != OPEN && copy.group + pending < committed[copy.lane as usize],
                 };
-            if lands {
+            if lands && copy.landing.is_first() {
                 shared.end_copy(copy.to, &copy.bytes[..copy.size as usize], index * 32 + u32::from(copy.lane));
             }
             !lands
@@ -128,17 +129,22 @@ struct ArriveAfterCopies {
 impl Execute for ArriveAfterCopies {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let bases = cx.read(self.barrier.base, lanes)?;
+        cx.warp.state.copies.pending.retain(|copy| !copy.landing.is_over());
         for lane in each(lanes) {
             let thread = cx.thread(lane);
-            let pending = &mut cx.warp.state.copies.pending;
-            let of_lane: Vec<Copy> = pending.extract_if(.., |copy| usize::from(copy.lane) == lane).collect();
-            let copies = of_lane.iter().map(|copy| PendingCopy {
-                to: copy.to,
-                bytes: copy.bytes[..copy.size as usize].to_vec(),
-                thread,
-                counts_bytes: false,
-            });
-            cx.arrive_after_copies(lane, self.barrier.address(bases[lane]), self.increments, copies.collect())?;
+            // They stay in the thread's groups, which may be waited for as well.
+            let pending = cx.warp.state.copies.pending.iter_mut();
+            let of_lane = pending.filter(|copy| usize::from(copy.lane) == lane);
+            let copies: Vec<_> = of_lane
+                .map(|copy| PendingCopy {
+                    to: copy.to,
+                    bytes: copy.bytes[..copy.size as usize].to_vec(),
+                    thread,
+                    counts_bytes: false,
+                    landing: copy.landing.share(),
+                })
+                .collect();
+            cx.arrive_after_copies(lane, self.barrier.address(bases[lane]), self.increments, copies)?;
         }
         Ok(Step::Next)
     }

@@ -1,5 +1,6 @@
 //! Atomic operations (PTX ISA 9.7.13.5 `atom`, 9.7.13.6 `red`).
 
+use super::float::flush;
 use super::memory::{space, take_scope};
 use super::small_float::{Format, Rounding, add_odd};
 use super::{Decoder, Operation, Refusal, Statement};
@@ -17,6 +18,8 @@ struct Atomic<F> {
     b: Reg,
     c: Option<Reg>,
     f: F,
+    /// The same in shared memory.
+    in_shared: F,
 }
 
 impl<F: Fn(u64, u64, u64) -> u64 + Send + Sync> Execute for Atomic<F> {
@@ -27,7 +30,9 @@ impl<F: Fn(u64, u64, u64) -> u64 + Send + Sync> Execute for Atomic<F> {
         for lane in each(lanes) {
             let address = self.address.address(bases[lane]);
             let (b, c) = (b[lane], c[lane]);
-            old[lane] = cx.update(self.space, lane, address, self.bytes, |old| (self.f)(old, b, c))?;
+            let shared = self.space.resolve(address).0 == Space::Shared;
+            let f = if shared { &self.in_shared } else { &self.f };
+            old[lane] = cx.update(self.space, lane, address, self.bytes, |old| f(old, b, c))?;
         }
         if let Some(register) = self.d {
             cx.write(register, lanes, &old);
@@ -41,8 +46,10 @@ fn add_half(format: Format, old: u64, b: u64) -> u64 {
     u64::from(format.encode(sum, Rounding::NearestEven, false))
 }
 
-fn add_f32(old: u64, b: u64) -> u64 {
-    let sum = f32::from_bits(old as u32) + f32::from_bits(b as u32);
+/// `.add.f32`: subnormal numbers are kept in shared memory and flushed in global memory.
+fn add_f32(old: u64, b: u64, flushes: bool) -> u64 {
+    let [old, b] = [old, b].map(|bits| f32::from_bits(bits as u32)).map(|x| if flushes { flush(x) } else { x });
+    let sum = if flushes { flush(old + b) } else { old + b };
     u64::from(if sum.is_nan() { 0x7FFF_FFFF } else { sum.to_bits() })
 }
 
@@ -51,7 +58,7 @@ fn function(name: &str, kind: Type) -> Option<fn(u64, u64, u64) -> u64> {
     Some(match (name, kind) {
         ("add", Type::U32 | Type::S32) => |old, b, _| truncate(old.wrapping_add(b), 32),
         ("add", Type::U64 | Type::S64) => |old, b, _| old.wrapping_add(b),
-        ("add", Type::F32) => |old, b, _| add_f32(old, b),
+        ("add", Type::F32) => |old, b, _| add_f32(old, b, true),
         ("add", Type::F64) => |old, b, _| (f64::from_bits(old) + f64::from_bits(b)).to_bits(),
         ("add", Type::F16) => |old, b, _| add_half(Format::F16, old, b),
         ("add", Type::Bf16) => |old, b, _| add_half(Format::BF16, old, b),
@@ -94,13 +101,14 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     if matches!(kind, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2) {
         s.modifiers.need("noftz")?;
     }
+    let in_shared = if (name, kind) == ("add", Type::F32) { |old, b, _| add_f32(old, b, false) } else { f };
     let first = usize::from(returns);
     let destination = if returns { d.destinations(s, 0, kind, false)?[0] } else { None };
     let address = d.address(s, first)?;
     let b = d.source(s, first + 1, kind)?;
     let c = if name == "cas" { Some(d.source(s, first + 2, kind)?) } else { None };
     d.note_store(kind.bytes());
-    Ok(Some(Box::new(Atomic { space, address, bytes: kind.bytes(), d: destination, b, c, f })))
+    Ok(Some(Box::new(Atomic { space, address, bytes: kind.bytes(), d: destination, b, c, f, in_shared })))
 }
 
 #[cfg(test)]
@@ -121,5 +129,8 @@ mod tests {
         assert_eq!(f("max", Type::U32)(1, 0xFFFF_FFFF, 0), 0xFFFF_FFFF);
         assert_eq!(f("add", Type::F16x2)(0x3C00_4000, 0x3C00_3C00, 0), 0x4000_4200);
         assert!(function("min", Type::F32).is_none());
+        assert_eq!((add_f32(1, 0x8000_0003, false), add_f32(1, 0x8000_0003, true)), (0x8000_0002, 0));
+        assert_eq!(add_f32(0x8000_0001, 0x8000_0001, true), 0x8000_0000);
+        assert_eq!(add_f32(0x0080_0000, 0x8080_0001, true), 0x8000_0000);
     }
 }

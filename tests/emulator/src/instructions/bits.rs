@@ -37,10 +37,16 @@ fn shift_right(a: u64, b: u64, kind: Type) -> u64 {
     }
 }
 
-/// `bfe` (9.7.1.19): length and position in 8 bits each; beyond the top the sign, or 0.
+/// A position or length of `bfe` and `bfi`. The document has both in 8 bits; so they are for 32 bits, where an instruction
+/// takes them from a byte. For 64 bits there is none: `ptxas` shifts by them, and a shift takes the whole number.
+fn amount(given: u64, bits: u32) -> u64 {
+    if bits == 64 { given } else { given & 255 }
+}
+
+/// `bfe` (9.7.1.19): beyond the top the sign, or 0.
 fn extract(a: u64, position: u64, length: u64, kind: Type) -> u64 {
     let bits = kind.bits();
-    let (position, length) = (position & 255, length & 255);
+    let (position, length) = (amount(position, bits), amount(length, bits));
     let top = u64::from(bits) - 1;
     let negative = kind.is_signed() && length > 0 && a >> (position + length - 1).min(top) & 1 == 1;
     (0..u64::from(bits)).fold(0, |field, i| {
@@ -52,7 +58,7 @@ fn extract(a: u64, position: u64, length: u64, kind: Type) -> u64 {
 
 /// `bfi` (9.7.1.20).
 fn insert(a: u64, b: u64, position: u64, length: u64, bits: u32) -> u64 {
-    let (position, length) = (position & 255, length & 255);
+    let (position, length) = (amount(position, bits), amount(length, bits));
     (0..length).take_while(|i| position + i < u64::from(bits)).fold(b, |result, i| {
         let at = position + i;
         result & !(1 << at) | (if i < 64 { a >> i & 1 } else { 0 }) << at
@@ -205,6 +211,12 @@ mod tests {
         assert_eq!(extract(0xABCD_EF01, 0, 0, Type::S32), 0);
         assert_eq!(insert(0xFF, 0, 4, 8, 32), 0xFF0);
         assert_eq!(insert(0xFF, 0, 28, 8, 32), 0xF000_0000);
+        assert_eq!(insert(0xFF, 0, 0x104, 0x108, 32), 0xFF0);
+        assert_eq!(extract(0xFF, 0x104, 4, Type::U32), 0xF);
+        assert_eq!(insert(0xFF, 7, 0x104, 8, 64), 7);
+        assert_eq!(insert(0xFF, 7, 4, 0x108, 64), 0xFF7);
+        assert_eq!(extract(0xFF, 0x104, 4, Type::U64), 0);
+        assert_eq!(extract(1 << 63, 0x104, 4, Type::S64), u64::MAX);
         assert_eq!(find(0x10, Type::U32, false), 4);
         assert_eq!(find(0xFFFF_FFFE, Type::S32, false), 0);
         assert_eq!(find(0, Type::U32, false), 0xFFFF_FFFF);

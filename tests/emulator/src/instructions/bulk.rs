@@ -4,7 +4,7 @@
 //! The async proxy reads and writes: shared memory that ordinary stores wrote needs a proxy fence in between. Copies to
 //! global memory are done at once; that their source is used again before it was read is not found.
 
-use super::mbarrier::PendingCopy;
+use super::mbarrier::{Landing, PendingCopy};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::error::FindingKind;
@@ -39,7 +39,8 @@ impl Execute for CopyBulk {
             let begun = cx.block.shared.begin_async_copy(at, size, thread);
             begun.map_err(|fault| shared_fault(fault, lane, to))?;
             let barrier = self.barrier.address(barriers[lane]);
-            cx.attach_copy(lane, barrier, PendingCopy { to: at, bytes, thread, counts_bytes: true })?;
+            let landing = Landing::default();
+            cx.attach_copy(lane, barrier, PendingCopy { to: at, bytes, thread, counts_bytes: true, landing })?;
         }
         Ok(Step::Next)
     }

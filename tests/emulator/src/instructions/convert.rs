@@ -59,9 +59,9 @@ impl Finish {
     fn after(self, value: f64, to: Float) -> u64 {
         let value = if self.unit { if value > 0.0 { value.min(1.0) } else { 0.0 } } else { value };
         let value = if self.relu && value <= 0.0 { 0.0 } else { value };
-        let bits = to.encode(value, self.rounding, self.finite);
-        let tiny = to == Float::Narrow(Format::F32) && bits & 0x7F80_0000 == 0;
-        if self.flush && tiny { bits & 0x8000_0000 } else { bits }
+        let single = to == Float::Narrow(Format::F32);
+        let flushes = self.flush && single && Format::F32.is_tiny(value, self.rounding);
+        to.encode(if flushes { 0f64.copysign(value) } else { value }, self.rounding, self.finite)
     }
 }
 
@@ -181,6 +181,9 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             scalar(d, s, [to, from], integral, rounding.is_some(), finish).map(Some)
         }
         (Kind::Tf32, Kind::Scalar(Type::F32)) if rounding.is_some() && integral.is_none() => {
+            if finish.relu && finish.rounding == Rounding::NearestAway {
+                return Err("modifier .relu".into());
+            }
             // The f32 format with 10 bits of mantissa; the rest is 0.
             let (destination, a) = (d.destination(s, 0, Type::B32)?, d.source(s, 1, Type::F32)?);
             Ok(Some(unary(destination, a, move |a| tf32(a, finish))))
@@ -195,6 +198,13 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
 /// `cvt.tf32.f32` (9.7.9.21).
 fn tf32(a: u64, finish: Finish) -> u64 {
     let value = Format::F32.decode(a as u32);
+    if finish.rounding == Rounding::NearestAway {
+        // No instruction does this: `ptxas` adds half of what is cut off to finite numbers, and takes the last place off what is
+        // not finite then. Of a NaN too it cuts the low bits, without which it may be an infinity.
+        let rounded = (a + if value.is_finite() { 0x1000 } else { 0 }) & 0xFFFF_E000;
+        let saturates = finish.finite && rounded & 0x7F80_0000 == 0x7F80_0000;
+        return if saturates { rounded - 0x2000 } else { rounded };
+    }
     if value.is_nan() {
         return 0x7FFF_E000;
     }
@@ -338,5 +348,12 @@ mod tests {
         assert_eq!(tf32(0x3F80_1000, finish(Rounding::NearestEven)), 0x3F80_0000);
         assert_eq!(tf32(0x3F80_1000, finish(Rounding::NearestAway)), 0x3F80_2000);
         assert_eq!(tf32(0xBF80_1FFF, finish(Rounding::Zero)), 0xBF80_0000);
+        assert_eq!(tf32(0xFF80_1FFF, finish(Rounding::NearestAway)), 0xFF80_0000);
+        assert_eq!(tf32(0x7F80_2000, finish(Rounding::NearestAway)), 0x7F80_2000);
+        let saturating = Finish { finite: true, ..finish(Rounding::NearestAway) };
+        assert_eq!(tf32(0x7F7F_FFFF, finish(Rounding::NearestAway)), 0x7F80_0000);
+        assert_eq!(tf32(0xFF7F_FFFF, saturating), 0xFF7F_E000);
+        assert_eq!(tf32(0x7F80_0000, saturating), 0x7F7F_E000);
+        assert_eq!(tf32(0x7FC0_0000, saturating), 0x7FBF_E000);
     }
 }

@@ -54,6 +54,31 @@ impl Around {
         if self.flush { flush(number(x)) } else { number(x) }
     }
 
+    /// What `exact` was rounded to. Where it is the smallest normal number, whether it is flushed depends on what it was.
+    #[inline(always)]
+    pub(super) fn after_rounding(self, rounded: f32, rounding: Rounding, exact: impl FnOnce() -> f64) -> u64 {
+        let at_the_edge = self.flush && rounded.abs() == f32::MIN_POSITIVE;
+        let flushes = at_the_edge && Format::F32.is_tiny(exact(), rounding);
+        self.after(if flushes { 0f32.copysign(rounded) } else { rounded })
+    }
+
+    /// `a * b`, rounded to nearest.
+    #[inline(always)]
+    pub(super) fn product(self, a: u64, b: u64) -> u64 {
+        let (a, b) = (self.before(a), self.before(b));
+        self.after_rounding(a * b, Rounding::NearestEven, || f64::from(a) * f64::from(b))
+    }
+
+    /// `a * b + c`, rounded once to nearest.
+    #[inline(always)]
+    pub(super) fn fused(self, a: u64, b: u64, c: u64) -> u64 {
+        let (a, b, c) = (self.before(a), self.before(b), self.before(c));
+        let exact = || add_odd(f64::from(a) * f64::from(b), c.into());
+        self.after_rounding(a.mul_add(b, c), Rounding::NearestEven, exact)
+    }
+
+    /// A result that cannot come from between the largest subnormal and the smallest normal number: a sum (a multiple of the
+    /// smallest subnormal number), a quotient (nearer to the former), a root, one operand.
     #[inline(always)]
     pub(super) fn after(self, x: f32) -> u64 {
         let x = if self.flush { flush(x) } else { x };
@@ -127,16 +152,14 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         "tanh" => one(f64::tanh),
         "fma" | "mad" => {
             let sources = [a, d.source(s, 2, Type::F32)?, d.source(s, 3, Type::F32)?];
-            ternary(destination, sources, move |a, b, c| {
-                around.after(around.before(a).mul_add(around.before(b), around.before(c)))
-            })
+            ternary(destination, sources, move |a, b, c| around.fused(a, b, c))
         }
         name => {
             let sources = [a, d.source(s, 2, Type::F32)?];
             match name {
                 "add" => binary(destination, sources, move |a, b| around.after(around.before(a) + around.before(b))),
                 "sub" => binary(destination, sources, move |a, b| around.after(around.before(a) - around.before(b))),
-                "mul" => binary(destination, sources, move |a, b| around.after(around.before(a) * around.before(b))),
+                "mul" => binary(destination, sources, move |a, b| around.product(a, b)),
                 "div" if approximate => binary(destination, sources, move |a, b| {
                     around.after(divide_approximately(around.before(a), around.before(b)))
                 }),
@@ -185,7 +208,7 @@ fn directed_rounding(
 ) -> Result<Operation, Refusal> {
     let finish = move |exact: f64| {
         let rounded = f32::from_bits(Format::F32.encode(exact, rounding, false));
-        around.after(rounded)
+        around.after_rounding(rounded, rounding, || exact)
     };
     // An exact zero of two opposite numbers is negative when rounding down.
     let sum = move |a: f64, b: f64| {

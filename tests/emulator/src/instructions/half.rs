@@ -39,15 +39,16 @@ impl Finish {
         if self.flush && value.abs() < smallest { 0f64.copysign(value) } else { value }
     }
 
-    /// The bits, or a zero instead of a subnormal number.
+    /// An operand's bits, or a zero instead of a subnormal number.
     fn flushed(self, bits: u32) -> u32 {
         if self.flush && bits & 0x7C00 == 0 { bits & 0x8000 } else { bits }
     }
 
     fn after(self, value: f64) -> u32 {
         let value = if self.saturate { if value > 0.0 { value.min(1.0) } else { 0.0 } } else { value };
-        let value = if self.relu && value < 0.0 { 0.0 } else { value };
-        self.flushed(self.format.encode(value, Rounding::NearestEven, false))
+        let value = if self.relu && value <= 0.0 { 0.0 } else { value };
+        let flushes = self.flush && self.format.is_tiny(value, Rounding::NearestEven);
+        self.format.encode(if flushes { 0f64.copysign(value) } else { value }, Rounding::NearestEven, false)
     }
 }
 

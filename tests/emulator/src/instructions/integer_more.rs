@@ -15,7 +15,14 @@ fn product24(a: u64, b: u64, signed: bool, high: bool) -> i64 {
 }
 
 /// `fns` (9.7.1.17): the n-th set bit of `mask` from bit `base` on, up or down.
+///
+/// The offset -2^31 has no magnitude in `.s32`, of which the document does not speak: `ptxas` negates it to itself, takes it
+/// for fewer than there are bits, and halves the mask towards bit 0 whatever it holds.
 fn nth_set(mask: u64, base: u64, offset: u64) -> u64 {
+    const NO_MAGNITUDE: u64 = 1 << 31;
+    if offset == NO_MAGNITUDE {
+        return 0;
+    }
     let set = |at: i64| mask >> at & 1 == 1;
     let (base, offset) = (base as i64, sign_extend(offset, 32));
     let found = match offset {

@@ -4,6 +4,9 @@
 //! all arrivals have been made and all bytes that were announced have been written. Bulk copies ([`super::bulk`]) land only when
 //! somebody waits, for the second time, for a phase that lacks nothing else: as late as they may.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use super::{Decoder, Operation, Refusal, Statement, unary};
 use crate::decode::Source;
 use crate::error::FindingKind;
@@ -50,6 +53,27 @@ pub(super) struct PendingCopy {
     pub(super) thread: u32,
     /// Whether its bytes count as transactions: those of a bulk copy do.
     pub(super) counts_bytes: bool,
+    pub(super) landing: Landing,
+}
+
+/// The landing of a copy, which each of those that wait for it may be the first to see.
+#[derive(Clone, Default)]
+pub(super) struct Landing(Option<Arc<AtomicBool>>);
+
+impl Landing {
+    /// One more that waits for the same copy.
+    pub(super) fn share(&mut self) -> Self {
+        Self(Some(Arc::clone(self.0.get_or_insert_default())))
+    }
+
+    /// Whether nobody saw it before.
+    pub(super) fn is_first(&self) -> bool {
+        self.0.as_ref().is_none_or(|landed| !landed.swap(true, Relaxed))
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.as_ref().is_some_and(|landed| landed.load(Relaxed))
+    }
 }
 
 impl Mbarrier {
@@ -140,7 +164,9 @@ impl Context<'_> {
         let mut knowledge = Knowledge::new();
         for copy in &copies {
             let shared = &mut self.block.shared;
-            shared.end_copy(copy.to, &copy.bytes, copy.thread);
+            if copy.landing.is_first() {
+                shared.end_copy(copy.to, &copy.bytes, copy.thread);
+            }
             shared.release(copy.thread / 32, 1 << (copy.thread % 32), &mut knowledge);
             if copy.counts_bytes {
                 bytes += copy.bytes.len() as i64;

@@ -30,15 +30,10 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     Ok(Some(match s.name {
         "add" => two(|a, b| a + b),
         "sub" => two(|a, b| a - b),
-        "mul" => two(|a, b| a * b),
+        "mul" => binary(destination, [a, b], move |a, b| halves([a, b], |[a, b]| around.product(a, b))),
         _ => {
             let c = d.source(s, 3, Type::B64)?;
-            ternary(destination, [a, b, c], move |a, b, c| {
-                halves([a, b, c], |x| {
-                    let [a, b, c] = x.map(|x| around.before(x));
-                    around.after(a.mul_add(b, c))
-                })
-            })
+            ternary(destination, [a, b, c], move |a, b, c| halves([a, b, c], |[a, b, c]| around.fused(a, b, c)))
         }
     }))
 }

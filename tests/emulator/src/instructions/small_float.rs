@@ -73,6 +73,14 @@ impl Format {
         if negative { -value } else { value }
     }
 
+    /// Whether `.ftz` flushes `value`: it does what is still below the smallest normal number when it is rounded as if
+    /// exponents had no lower end. So (1 - 2^-24) * 2^-126, that f32 can only round up, becomes 0, and (1 - 2^-46) * 2^-126 does not.
+    pub(super) fn is_tiny(self, value: f64, rounding: Rounding) -> bool {
+        // Twice as large there are enough bits for it.
+        let magnitude = self.encode(2.0 * value, rounding, false) & ((1 << (self.exponent + self.mantissa)) - 1);
+        magnitude < 2 << self.mantissa
+    }
+
     /// `value` rounded once. Beyond the largest number: with `saturate` (or without infinity) the largest, else as the
     /// rounding says. NaN: the format's, or the largest number where it has none.
     pub(super) fn encode(self, value: f64, rounding: Rounding, saturate: bool) -> u32 {
@@ -182,6 +190,32 @@ mod tests {
         assert_eq!(Format::F16.encode(65_519.0, Rounding::NearestEven, false), 0x7BFF);
         assert_eq!(Format::F16.encode(1e9, Rounding::Zero, false), 0x7BFF);
         assert_eq!(Format::F16.encode(1e-9, Rounding::Up, false), 1);
+    }
+
+    #[test]
+    fn tiny_numbers() {
+        use Rounding::{Down, NearestEven, Up, Zero};
+        for (format, smallest) in [(Format::F32, power(-126)), (Format::F16, power(-14))] {
+            let half_ulp = power(-2 - format.mantissa as i32);
+            // Below the tie between the last number before the smallest normal one and it; the tie; above it.
+            let cases = [
+                (1.0 - 1.5 * half_ulp, [true, true, true, false]),
+                (1.0 - half_ulp, [false, true, true, false]),
+                (1.0 - 0.5 * half_ulp, [false, true, true, false]),
+                (1.0 - 2.0 * half_ulp, [true; 4]),
+                (1.0, [false; 4]),
+                (0.25, [true; 4]),
+                (0.0, [true; 4]),
+                (f64::INFINITY, [false; 4]),
+                (f64::NAN, [false; 4]),
+            ];
+            for (x, expected) in cases {
+                for (rounding, expected) in [NearestEven, Zero, Down, Up].into_iter().zip(expected) {
+                    assert_eq!(format.is_tiny(x * smallest, rounding), expected, "{format:?} {x} {rounding:?}");
+                }
+                assert_eq!(format.is_tiny(-x * smallest, Down), expected[3], "{format:?} -{x}");
+            }
+        }
     }
 
     #[test]

@@ -46,6 +46,39 @@ BUG
 cp.async.cg.shared.global [%r4], [%rd1], 16;
 cp.async.wait_all;";
 
+/// An mbarrier counts a copy, and the thread waits for it in its own way.
+const ALSO_AN_ARRIVAL: &str = "mbarrier.init.shared.b64 [%r2], 2;
+cp.async.cg.shared.global [%r2+16], [%rd1], 16;
+cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];
+cp.async.commit_group;
+BUG
+ld.shared.b32 %r3, [%r2+16]; // here
+cp.async.wait_all;";
+
+/// The place of a copy is used again after one of two waits.
+const WAITED_TWICE: &str = "mbarrier.init.shared.b64 [%r2], 1;
+cp.async.cg.shared.global [%r2+16], [%rd1], 16;
+cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];
+BUG
+st.shared.b32 [%r2+16], 7; // here
+AGAIN: mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0;
+@!%p1 bra AGAIN;
+cp.async.wait_all;
+ld.shared.b32 %r3, [%r2+16];
+setp.eq.u32 %p2, %r3, 7;
+@!%p2 trap;
+cp.async.cg.shared.global [%r2+16], [%rd1], 16;
+cp.async.wait_all;";
+
+/// Two mbarriers count the same copy; the first's phase ends.
+const TWO_ARRIVALS: &str = "mbarrier.init.shared.b64 [%r2], 1;
+mbarrier.init.shared.b64 [%r2+8], 1;
+cp.async.cg.shared.global [%r2+16], [%rd1], 16;
+cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];
+cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+8];
+BUG
+ld.shared.b32 %r3, [%r2+16]; // here";
+
 pub(super) const PAIRS: &[Pair] = &[
     Pair::of(
         InFlight,
@@ -86,6 +119,28 @@ pub(super) const PAIRS: &[Pair] = &[
         "cp.async.cg.shared.global [%r2], [%rd1], 16;\nBUG\ncp.async.cg.shared.global [%r2], [%rd1+16], 16; // here\ncp.async.wait_all;",
         ["", "cp.async.wait_all;"],
         Shared(0),
+    ),
+    Pair::one(
+        InFlight,
+        "an mbarrier, and no wait for the group",
+        ALSO_AN_ARRIVAL,
+        ["cp.async.wait_group 1;", "cp.async.wait_group 0;"],
+        Shared(16),
+    ),
+    Pair::one(InFlight, "a store before both waits", WAITED_TWICE, ["", "cp.async.wait_all;"], Shared(16)),
+    Pair::one(
+        InFlight,
+        "a store before the other wait",
+        WAITED_TWICE,
+        ["", "FIRST: mbarrier.test_wait.parity.shared.b64 %p1, [%r2], 0;\n@!%p1 bra FIRST;"],
+        Shared(16),
+    ),
+    Pair::one(
+        InFlight,
+        "no wait for the second of two mbarriers",
+        TWO_ARRIVALS,
+        ["", "AGAIN: mbarrier.test_wait.parity.shared.b64 %p1, [%r2+8], 0;\n@!%p1 bra AGAIN;"],
+        Shared(16),
     ),
     Pair::of(
         InFlight,

@@ -78,9 +78,9 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
             run(&bench, request, x, seed)?;
         }
     }
-    // Nothing, and so little that the scale would be 0.
+    // Nothing, so little that the scale would be 0, and as much as a scale is made of.
     for scale in [RowScale::PerToken, RowScale::PerTensor] {
-        for x in [0.0, f32::from_bits(3)] {
+        for x in [0.0, f32::from_bits(3), f32::MAX] {
             run(&bench, tokens(16, Element::F32, scale), vec![x; TOKENS * 16], 0)?;
         }
     }

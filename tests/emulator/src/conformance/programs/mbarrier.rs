@@ -224,7 +224,24 @@ fn copies_that_arrive() -> Vec<Check> {
         );
         exact(name, 80, 64, &body, (100..164).collect(), (0..64).map(|t| 100 + (t ^ 63)).collect())
     });
-    checks.collect()
+    // A thread's own copy is there when it has waited for the group; the other's when the mbarrier's phase has ended. That the
+    // group is waited for once more, and the place used again, changes nothing.
+    let body = "setp.ne.u32 %p2, %t, 0; @!%p2 mbarrier.init.shared.b64 [%s], 128; bar.sync 0; add.u32 %r1, %s, 16; \
+        xor.b32 %r2, %t, 63; mad.lo.u32 %r2, %r2, 8, %r1; mad.lo.u32 %r1, %t, 8, %r1; \
+        cp.async.ca.shared.global [%r1], [%mine], 8; cp.async.mbarrier.arrive.noinc.shared.b64 [%s]; \
+        cp.async.commit_group; cp.async.wait_group 0; ld.shared.b64 %rd5, [%r1]; mbarrier.arrive.shared.b64 %rd3, [%s]; \
+        WAIT: mbarrier.test_wait.shared.b64 %p1, [%s], %rd3; @!%p1 bra WAIT; ld.shared.b64 %rd4, [%r2]; bar.sync 0; \
+        st.shared.b32 [%r1], %t; cp.async.wait_all; ld.shared.b32 %r3, [%r1]; add.u64 %rd4, %rd4, %rd5; \
+        cvt.u64.u32 %rd5, %r3; add.u64 %rd4, %rd4, %rd5; st.global.b64 [%yours], %rd4;";
+    let both = exact(
+        "cp.async.mbarrier.arrive and wait_group",
+        80,
+        64,
+        body,
+        (100..164).collect(),
+        (0..64).map(|t| 200 + t + (t ^ 63) + t).collect(),
+    );
+    checks.chain([both]).collect()
 }
 
 pub(super) fn checks() -> Vec<Check> {

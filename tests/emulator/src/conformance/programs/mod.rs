@@ -11,7 +11,14 @@ use super::inputs::Kind;
 use super::{Check, Tolerance, kernel};
 
 pub(super) fn checks() -> Vec<Check> {
-    [warp::checks(), synchronization::checks(), asynchronous::checks(), mbarrier::checks(), matrix::checks()].concat()
+    let families = [
+        ("lanes", warp::checks()),
+        ("blocks", synchronization::checks()),
+        ("copies", asynchronous::checks()),
+        ("mbarriers, bulk copies", mbarrier::checks()),
+        ("matrices", matrix::checks()),
+    ];
+    families.into_iter().flat_map(|(family, all)| all.into_iter().map(move |check| Check { family, ..check })).collect()
 }
 
 /// A program of one block. `%in` and `%out` are its inputs and outputs, `%mine` and `%yours` the words of those that belong
@@ -39,6 +46,8 @@ impl Program<'_> {
         );
         Check {
             name: self.name.to_owned(),
+            // [`checks`] says it.
+            family: "",
             architecture: self.architecture,
             ptx,
             threads: self.threads,
