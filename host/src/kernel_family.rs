@@ -82,6 +82,15 @@ impl KernelFamily {
         }
     }
 
+    /// Bytes of this many elements of quantized activations, block scales apart.
+    #[must_use]
+    pub const fn activation_bytes(self, elements: usize) -> usize {
+        match self {
+            Self::Portable => elements * 2,
+            Self::Fp4 => elements / 2,
+        }
+    }
+
     /// The first (gate and up) or second (down) matrix of a layer.
     #[must_use]
     pub fn packed_matrix(self, spec: &LayerSpec, second: bool) -> PackedMatrix {

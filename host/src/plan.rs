@@ -67,9 +67,9 @@ pub enum PlanError {
     },
 }
 
-/// One part of the workspace. h and y share a region: the one is dead before the other is written. So do the portable
-/// kernels' activations of both GEMMs, unless the first GEMM may quantize its own results. A region that is not needed has
-/// no bytes.
+/// One part of the workspace. h and y share a region, and so do the portable kernels' activations of both GEMMs, unless the
+/// first GEMM quantizes its own results: the one is dead before the other is written. A region that the kernels do not
+/// need has no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Region {
     /// u32 `[chunks, experts]`: routing counts.
@@ -86,11 +86,11 @@ pub enum Region {
     Amax,
     /// f32 `[rows]`: decode scale of each activation row.
     RowScales,
-    /// Quantized activations of the first GEMM, rows of padded k: f16 products, or FP4 codes.
+    /// Quantized activations, rows of padded k. Portable: f16, of the GEMM at hand. FP4: codes, of the first GEMM.
     Activations,
     /// FP4: block scales of the first GEMM's activations.
     BlockScales,
-    /// Quantized activations of the second GEMM; where the portable kernels have a region for both, nothing.
+    /// Quantized activations of the second GEMM. Portable: where the first GEMM makes them.
     SecondActivations,
     /// FP4: their block scales.
     SecondBlockScales,
@@ -110,6 +110,8 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
+/// How many times the expected slots of an expert a token tile should hold: 7/4.
+const MARGIN: (usize, usize) = (7, 4);
 const REGIONS: usize = 12;
 
 /// Everything about running one layer on one device, to the byte.
@@ -206,17 +208,13 @@ impl Plan {
         &self.matrices[second as usize]
     }
 
-    /// Whether the first GEMM quantizes its own results: the scales of h are known beforehand, and the variant can.
+    /// Whether the first GEMM of a call with this many tokens quantizes its own results: the scales of h are known
+    /// beforehand, the variant can, and there is room for them beside the activations that it reads.
     #[must_use]
-    pub fn fuses_quantization(&self, variant: &Variant) -> bool {
-        variant.quantizes && self.spec.scales == ScaleMode::Static
-    }
-
-    /// Region of the second GEMM's activations.
-    #[must_use]
-    pub fn second_activations(&self) -> Region {
-        let own = self.region(Region::SecondActivations).bytes != 0;
-        if own { Region::SecondActivations } else { Region::Activations }
+    pub fn fuses_quantization(&self, variant: &Variant, tokens: usize) -> bool {
+        let row = self.spec.shape.topk * self.kernels.activation_bytes(self.matrices[1].stride);
+        let room = self.region(Region::SecondActivations).bytes;
+        variant.quantizes && self.spec.scales == ScaleMode::Static && (tokens * row) as u64 <= room
     }
 
     /// Bytes of packed weights.
@@ -263,7 +261,7 @@ impl Plan {
     /// second tile and read their weights again.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
-        let expected = tokens.saturating_mul(self.spec.shape.topk * 7) / (self.spec.shape.experts * 4);
+        let expected = tokens.saturating_mul(self.spec.shape.topk * MARGIN.0) / (self.spec.shape.experts * MARGIN.1);
         let variants = self.kernels.variants();
         variants.iter().position(|variant| variant.slots >= expected).unwrap_or(variants.len() - 1)
     }
@@ -294,8 +292,12 @@ fn region_bytes(
     let experts = spec.experts.count;
     // Activations and block scales of the first GEMM, then of the second.
     let activations = match kernels {
-        KernelFamily::Portable if spec.scales == ScaleMode::Static => [l1_elems * 2, 0, l2_elems * 2, 0],
-        KernelFamily::Portable => [l1_elems.max(l2_elems) * 2, 0, 0, 0],
+        KernelFamily::Portable => {
+            // Second activations beside the first ones only for the tokens of the variant that needs it: few.
+            let most = ((kernels.variants()[0].slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
+            let fused = if spec.scales == ScaleMode::Static { most.min(max_tokens) } else { 0 };
+            [l1_elems.max(l2_elems) * 2, 0, fused * shape.topk * matrices[1].stride * 2, 0]
+        }
         KernelFamily::Fp4 => [l1_elems / 2, l1_elems / BLOCK, l2_elems / 2, l2_elems / BLOCK],
     };
     [

@@ -174,7 +174,7 @@ impl<'a> Schedule<'a> {
             Stage::Route => self.route(launch),
             Stage::QuantizeL1 | Stage::QuantizeL2 => {
                 let second = stage == Stage::QuantizeL2;
-                if second && self.plan.fuses_quantization(self.variant) {
+                if second && self.fuses() {
                     return Ok(());
                 }
                 let (amax, quantize) = self.quantize(second);
@@ -251,14 +251,19 @@ impl<'a> Schedule<'a> {
         launches.iter().try_for_each(launch)
     }
 
+    /// Whether the first GEMM quantizes its own results.
+    fn fuses(&self) -> bool {
+        self.plan.fuses_quantization(self.variant, self.call.tokens)
+    }
+
     /// Quantized activations of the first or second GEMM and, where they are codes, their block scales.
     fn activations(&self, second: bool) -> (u64, u64) {
-        let (values, scales) = match second {
-            false => (Region::Activations, Region::BlockScales),
-            true => (self.plan.second_activations(), Region::SecondBlockScales),
-        };
-        let has_scales = self.plan.region(scales).bytes != 0;
-        (self.at(values), if has_scales { self.at(scales) } else { 0 })
+        match (self.plan.kernels(), second) {
+            (KernelFamily::Portable, true) if self.fuses() => (self.at(Region::SecondActivations), 0),
+            (KernelFamily::Portable, _) => (self.at(Region::Activations), 0),
+            (KernelFamily::Fp4, false) => (self.at(Region::Activations), self.at(Region::BlockScales)),
+            (KernelFamily::Fp4, true) => (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales)),
+        }
     }
 
     /// `amax` and `quantize` before the first or second GEMM.
@@ -316,7 +321,7 @@ impl<'a> Schedule<'a> {
         let spec = self.plan.spec();
         let matrix = self.plan.matrix(second);
         let (activations, block_scales) = self.activations(second);
-        let quantized = !second && self.plan.fuses_quantization(self.variant);
+        let quantized = !second && self.fuses();
         let (output, output_scales) =
             if quantized { self.activations(true) } else { (self.at(Region::SlotValues), 0) };
         let params = GroupedGemmParams {

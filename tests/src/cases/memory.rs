@@ -35,7 +35,6 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
         Region::Amax => 2 * 4,
         Region::RowScales => rows.max(slots) * 4,
         Region::Activations if fp4 => first / 2,
-        Region::Activations if spec.scales == ScaleMode::Static => first * 2,
         Region::Activations => first.max(second) * 2,
         Region::BlockScales => {
             if fp4 {
@@ -48,7 +47,9 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
             if fp4 {
                 second / 2
             } else if spec.scales == ScaleMode::Static {
-                second * 2
+                // Of as many tokens as give an expert fewer than 33 slots by 7/4 of the average.
+                let tokens = (0..=tokens).rev().find(|tokens| tokens * topk * 7 / (spec.shape.experts * 4) <= 32);
+                tokens.unwrap_or(0) * topk * padded(intermediate) * 2
             } else {
                 0
             }

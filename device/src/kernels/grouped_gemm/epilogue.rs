@@ -6,7 +6,7 @@ use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::format::{block, e2m1, ue4m3};
+use crate::format::{BLOCK, block, e2m1, ue4m3};
 use crate::kernels::activation::activate;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::thread::opaque;
@@ -85,18 +85,25 @@ impl OutputRow<'_> {
     #[cfg(nvfp4_arch = "sm80")]
     #[inline(always)]
     unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
-        let stride = (self.params.columns as usize).next_multiple_of(Order::K);
-        let mut half = 0;
-        while half < 2 {
-            let code = (codes >> (4 * half)) as u8 & 15;
-            let place = tile_mma::activation_place(first + self.lane as usize + 8 * half);
-            if exists {
-                // SAFETY: the slot exists, and the column is one of a row of `stride`.
-                unsafe {
-                    *(self.params.output as *mut u16).add(self.slot * stride + place) = block::product_f16(code, scale);
+        if !exists {
+            return;
+        }
+        let columns = self.params.columns as usize;
+        let stride = columns.next_multiple_of(Order::K);
+        let row = (self.params.output as *mut u16).wrapping_add(self.slot * stride);
+        let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
+        // SAFETY: the slot exists, and a row has `stride` columns.
+        unsafe {
+            *row.add(tile_mma::activation_place(low)) = block::product_f16(codes as u8 & 15, scale);
+            *row.add(tile_mma::activation_place(high)) = block::product_f16((codes >> 4) as u8, scale);
+            if first + BLOCK == columns {
+                // Behind the last block the row's padding begins; it is multiplied too.
+                let mut column = columns + self.lane as usize;
+                while column < stride {
+                    *row.add(tile_mma::activation_place(column)) = 0;
+                    column += 8;
                 }
             }
-            half += 1;
         }
     }
 
@@ -104,7 +111,7 @@ impl OutputRow<'_> {
     #[cfg(nvfp4_arch = "sm120")]
     #[inline(always)]
     unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
-        use crate::format::{BLOCK, tile_mxf4::row_stride};
+        use crate::format::tile_mxf4::row_stride;
         let lane = self.lane;
         let gathered = [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
         if exists {
