@@ -5,6 +5,7 @@ mod ci;
 mod mutate;
 mod process;
 mod ptx;
+mod ptxas;
 mod tidy;
 mod verify;
 
@@ -30,6 +31,8 @@ enum Verb {
     Ci(ci::Arguments),
     /// Break the shipped kernels one instruction at a time, and count what the checks of `verify` notice.
     Mutate(mutate::Arguments),
+    /// Assemble the committed PTX with NVIDIA's ptxas: registers, spills, and what the main loops consist of.
+    Ptxas(ptxas::Arguments),
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
     Tidy,
 }
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Ci(arguments) => ci::run(&arguments),
         Verb::Mutate(arguments) => mutate::run(&arguments),
+        Verb::Ptxas(arguments) => ptxas::run(&arguments),
         Verb::Tidy => tidy::run(),
     };
     match outcome {

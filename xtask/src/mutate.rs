@@ -165,7 +165,7 @@ fn judge_all(architecture: Architecture, ptx: &str, mutants: &[Mutant]) -> Vec<V
             let Some(mutant) = mutants.get(index) else { return };
             let verdict = checks::judge(architecture, &mutant.apply(ptx), &mutant.statement.kernel);
             verdicts.lock().unwrap_or_else(PoisonError::into_inner).push((index, verdict));
-            if (index + 1) % 100 == 0 {
+            if (index + 1).is_multiple_of(100) {
                 eprintln!("{} of {}", index + 1, mutants.len());
             }
         }
