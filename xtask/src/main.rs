@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod ci;
+mod hardware_report;
 mod mutate;
 mod process;
 mod ptx;
@@ -33,6 +34,8 @@ enum Verb {
     Mutate(mutate::Arguments),
     /// Assemble the committed PTX with NVIDIA's ptxas: registers, spills, and what the main loops consist of.
     Ptxas(ptxas::Arguments),
+    /// Measure and check this machine's GPUs, and write a file to attach to an issue.
+    HardwareReport(hardware_report::Arguments),
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
     Tidy,
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Verb::Ci(arguments) => ci::run(&arguments),
         Verb::Mutate(arguments) => mutate::run(&arguments),
         Verb::Ptxas(arguments) => ptxas::run(&arguments),
+        Verb::HardwareReport(arguments) => hardware_report::run(&arguments),
         Verb::Tidy => tidy::run(),
     };
     match outcome {

@@ -1,4 +1,5 @@
-//! What `nvdisasm -c` shows of each kernel: how many instructions, and the loops that feed the tensor cores.
+//! What `nvdisasm -c` shows of each kernel: how many instructions, and the loops that feed the tensor cores: those with their
+//! instructions, and those that only copy for others.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +16,8 @@ pub(super) struct Code {
     pub(super) instructions: usize,
     /// Calls of functions that the module does not hold: the driver's.
     pub(super) outside_calls: usize,
-    /// Innermost loops with matrix instructions, in the order of the code.
+    /// Innermost loops with matrix instructions, and those beside them with copies by threads into shared memory, in the
+    /// order of the code.
     pub(super) loops: Vec<Loop>,
 }
 
@@ -23,7 +25,7 @@ pub(super) struct Code {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Loop {
-    /// The matrix instructions, each kind once.
+    /// The matrix instructions, each kind once; none in a loop that copies only.
     pub(super) matrix: Vec<String>,
     pub(super) instructions: usize,
     /// How many of each category; what there is none of is missing.
@@ -114,12 +116,15 @@ impl<'a> Function<'a> {
         Ok(Code {
             instructions: self.instructions.len(),
             outside_calls: self.instructions.iter().filter(is_outside).count(),
-            loops: self.matrix_loops()?.into_iter().map(|body| Loop::new(&self.instructions[body])).collect(),
+            loops: self.feeding_loops()?.into_iter().map(|body| Loop::new(&self.instructions[body])).collect(),
         })
     }
 
-    /// Shortest first: what overlaps one of them is an outer loop, or a jump back from code that was moved to the end.
-    fn matrix_loops(&self) -> Result<Vec<Range<usize>>> {
+    /// Loops with matrix instructions first, shortest first: what overlaps one of them is an outer loop, a loop inside, or
+    /// a jump back from code that was moved to the end.
+    fn feeding_loops(&self) -> Result<Vec<Range<usize>>> {
+        let is_matrix = |x: &Instruction<'_>| Category::of(x.opcode) == Category::Matrix;
+        let is_copy = |x: &Instruction<'_>| x.opcode.split('.').next() == Some("LDGSTS");
         let mut ranges = Vec::new();
         for (at, instruction) in self.instructions.iter().enumerate() {
             if instruction.opcode.split('.').next() != Some("BRA") {
@@ -130,15 +135,18 @@ impl<'a> Function<'a> {
             };
             let target =
                 *self.labels.get(label).with_context(|| format!("a branch goes to {label}, which is nowhere"))?;
-            let body = target..at + 1;
-            let is_matrix = |x: &Instruction<'_>| Category::of(x.opcode) == Category::Matrix;
-            if target <= at && self.instructions[body.clone()].iter().any(is_matrix) {
-                ranges.push(body);
+            if target > at {
+                continue;
+            }
+            let body = &self.instructions[target..=at];
+            let multiplies = body.iter().any(is_matrix);
+            if multiplies || body.iter().any(is_copy) {
+                ranges.push((!multiplies, body.len(), target..at + 1));
             }
         }
-        ranges.sort_by_key(|body| body.len());
+        ranges.sort_by_key(|(copies_only, length, _)| (*copies_only, *length));
         let mut innermost: Vec<Range<usize>> = Vec::new();
-        for body in ranges {
+        for (.., body) in ranges {
             if innermost.iter().all(|inner| body.end <= inner.start || inner.end <= body.start) {
                 innermost.push(body);
             }
@@ -181,6 +189,9 @@ multiplies:
         /*0030*/                   LDSM.16.M88.4 R12, [R12] ;
         /*0040*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
         /*0050*/                   HMMA.16816.F32 R4, R8, R14, R4 ;
+.L_x_7:
+        /*0058*/                   LDGSTS.E.128 [R21], desc[UR38][R8.64], P2 ;
+        /*005c*/              @!P1 BRA `(.L_x_7) ;
         /*0060*/                   UMOV UR4, 0x4 ;
         /*0070*/               @P0 BRA `(.L_x_3) ;
         /*0080*/               @P1 @UP1 BRA.U `(.L_x_2) ;
@@ -189,13 +200,16 @@ multiplies:
         /*00a0*/               @P0 BRA `(.L_x_5) ;
         /*00b0*/                   CALL.ABS.NOINC R14 ;
         /*00c0*/                   EXIT ;
+.L_x_8:
+        /*00cc*/                   LDGSTS.E.128 [R21], desc[UR38][R8.64], P2 ;
+        /*00ce*/              @!P1 BRA `(.L_x_8) ;
 .L_x_6:
         /*00d0*/                   YIELD ;
         /*00e0*/                   BRA `(.L_x_4) ;
 ";
 
     #[test]
-    fn padding_is_no_instruction_and_a_loop_without_matrices_no_main_loop() {
+    fn padding_is_no_instruction_and_a_loop_that_feeds_nothing_no_main_loop() {
         let kernels = parse(LISTING).unwrap();
         assert_eq!(kernels.keys().collect::<Vec<_>>(), ["copies", "multiplies"]);
         assert_eq!(kernels["copies"], Code { instructions: 5, outside_calls: 0, loops: Vec::new() });
@@ -204,20 +218,23 @@ multiplies:
     #[test]
     fn main_loops_are_the_innermost_ones() {
         let code = &parse(LISTING).unwrap()["multiplies"];
-        assert_eq!((code.instructions, code.outside_calls), (15, 1));
-        // Neither the outer loop from 0000 to 0080 nor the way back from 00e0.
-        let [first, second] = code.loops.as_slice() else { panic!("{:?}", code.loops) };
-        assert_eq!((first.instructions, first.matrix_count()), (7, 2));
+        assert_eq!((code.instructions, code.outside_calls), (19, 1));
+        // Neither the outer loop from 0000 to 0080, nor the one inside from 0058, nor the way back from 00e0.
+        let [first, second, copies] = code.loops.as_slice() else { panic!("{:?}", code.loops) };
+        assert_eq!((first.instructions, first.matrix_count()), (9, 2));
         assert_eq!(first.matrix, ["HMMA.16816.F32"]);
         let mix = [
             (Category::Matrix, 2),
             (Category::SharedLoad, 1),
             (Category::Integer, 1),
-            (Category::Control, 2),
+            (Category::AsyncCopy, 1),
+            (Category::Control, 3),
             (Category::Sync, 1),
         ];
         assert_eq!(first.mix, BTreeMap::from(mix));
         assert_eq!((second.instructions, second.matrix_count()), (2, 1));
+        let mix = BTreeMap::from([(Category::AsyncCopy, 1), (Category::Control, 1)]);
+        assert_eq!(*copies, Loop { matrix: Vec::new(), instructions: 2, mix });
     }
 
     #[test]
