@@ -7,6 +7,7 @@ mod mutate;
 mod process;
 mod ptx;
 mod ptxas;
+mod roofline;
 mod tidy;
 mod verify;
 
@@ -36,6 +37,8 @@ enum Verb {
     Ptxas(ptxas::Arguments),
     /// Measure and check this machine's GPUs, and write a file to attach to an issue.
     HardwareReport(hardware_report::Arguments),
+    /// Predict the layer's time on GPUs with FP4 tensor cores: the tables of docs/performance.md.
+    Roofline,
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
     Tidy,
 }
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Verb::Mutate(arguments) => mutate::run(&arguments),
         Verb::Ptxas(arguments) => ptxas::run(&arguments),
         Verb::HardwareReport(arguments) => hardware_report::run(&arguments),
+        Verb::Roofline => roofline::run().map(|()| true),
         Verb::Tidy => tidy::run(),
     };
     match outcome {

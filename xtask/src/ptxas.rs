@@ -128,6 +128,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
+/// What the record says of the loops of a kernel: matrix instructions and all instructions of each.
+pub(crate) fn recorded_loops(root: &Path, architecture: &str, kernel: &str) -> Result<Vec<(usize, usize)>> {
+    let record = Record::read(root)?;
+    let kernel = record.architectures.get(architecture).and_then(|kernels| kernels.get(kernel));
+    let kernel = kernel.with_context(|| format!("{} has no such kernel for {architecture}", record::FILE))?;
+    Ok(kernel.loops.iter().map(|body| (body.matrix_count(), body.instructions)).collect())
+}
+
 /// Every kernel of the architecture's module.
 fn assemble(root: &Path, tools: &Tools, architecture: &Architecture) -> Result<Kernels> {
     let dir = process::target_dir(root).join("ptxas");
