@@ -70,6 +70,32 @@ impl MoeShape {
     }
 }
 
+/// A layer of a published model, as one rank holds it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ModelShape {
+    /// The model, and over how many ranks its experts are spread where that is not one: `-ep8`.
+    pub name: &'static str,
+    /// Sizes; `experts` are those of the rank.
+    pub shape: MoeShape,
+    /// The model's clamp.
+    pub limit: Option<f32>,
+}
+
+const fn model(name: &'static str, sizes: [usize; 4], limit: Option<f32>) -> ModelShape {
+    let [hidden, intermediate, experts, topk] = sizes;
+    ModelShape { name, shape: MoeShape { hidden, intermediate, experts, topk }, limit }
+}
+
+/// Layers to measure.
+pub const MODELS: [ModelShape; 6] = [
+    model("deepseek-v4-pro-ep8", [7168, 3072, 48, 6], Some(10.0)),
+    model("deepseek-v3-ep8", [7168, 2048, 32, 8], None),
+    model("kimi-k2-ep8", [7168, 2048, 48, 8], None),
+    model("qwen3-30b", [2048, 768, 128, 8], None),
+    model("qwen3-235b", [4096, 1536, 128, 8], None),
+    model("glm-4.7-ep8", [5120, 1536, 20, 8], None),
+];
+
 /// Checks that `got` elements are whole blocks of 16, at least one and not too many.
 pub(crate) const fn check_blocks(axis: &'static str, got: usize) -> Result<(), ShapeError> {
     if got == 0 || !got.is_multiple_of(BLOCK_ELEMS) {

@@ -2,9 +2,12 @@
 
 mod build_ptx;
 mod ci;
+mod hardware_report;
 mod mutate;
 mod process;
 mod ptx;
+mod ptxas;
+mod roofline;
 mod tidy;
 mod verify;
 
@@ -30,6 +33,12 @@ enum Verb {
     Ci(ci::Arguments),
     /// Break the shipped kernels one instruction at a time, and count what the checks of `verify` notice.
     Mutate(mutate::Arguments),
+    /// Assemble the committed PTX with NVIDIA's ptxas: registers, spills, and what the main loops consist of.
+    Ptxas(ptxas::Arguments),
+    /// Measure and check this machine's GPUs, and write a file to attach to an issue.
+    HardwareReport(hardware_report::Arguments),
+    /// Predict the layer's time on GPUs with FP4 tensor cores: the tables of docs/performance.md.
+    Roofline,
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
     Tidy,
 }
@@ -40,6 +49,9 @@ fn main() -> ExitCode {
         Verb::Verify(arguments) => verify::run(&arguments),
         Verb::Ci(arguments) => ci::run(&arguments),
         Verb::Mutate(arguments) => mutate::run(&arguments),
+        Verb::Ptxas(arguments) => ptxas::run(&arguments),
+        Verb::HardwareReport(arguments) => hardware_report::run(&arguments),
+        Verb::Roofline => roofline::run().map(|()| true),
         Verb::Tidy => tidy::run(),
     };
     match outcome {
