@@ -60,8 +60,8 @@ fn activation_rows_are_a_bijection() {
     assert!((0..192).all(|k| activation_column(activation_place(k)) == k));
     places.sort_unstable();
     assert!(places.into_iter().eq(0..192));
-    // Hand-derived: column 64 + 16 + 8 + 5 is the second of the pair of lane 2, register 1, step 1 of the second tile.
-    assert_eq!(activation_place(64 + 16 + 8 + 5), 64 + 2 * 16 + 4 + 2 + 1);
+    // Hand-derived: column 32 + 16 + 8 + 5 is the second of the pair of lane 2, register 1, step 1 of the second load.
+    assert_eq!(activation_place(32 + 16 + 8 + 5), 32 + 2 * 8 + 4 + 2 + 1);
 }
 
 #[test]

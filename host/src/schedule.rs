@@ -322,8 +322,7 @@ impl<'a> Schedule<'a> {
         let matrix = self.plan.matrix(second);
         let (activations, block_scales) = self.activations(second);
         let quantized = !second && self.fuses();
-        let (output, output_scales) =
-            if quantized { self.activations(true) } else { (self.at(Region::SlotValues), 0) };
+        let (output, output_scales) = if quantized { self.activations(true) } else { (self.at(Region::SlotValues), 0) };
         let params = GroupedGemmParams {
             weights: self.weights + matrix.offset as u64,
             expert_bytes: matrix.bytes as u64,

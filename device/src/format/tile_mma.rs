@@ -18,8 +18,6 @@ use super::{BLOCK, e2m1, ue4m3};
 pub const FRAGMENT_ROWS: usize = 16;
 /// K of the instruction, and one block of NVFP4.
 pub const FRAGMENT_K: usize = BLOCK;
-/// 32-bit words of a lane's B operand of a tile, for one slot: two registers a step.
-pub const LANE_WORDS: usize = 8;
 
 /// Sign bit of a code in the high bit of an f16, exponent and mantissa where an f16's lowest exponent and highest
 /// mantissa bits are; in both halves of a word.
@@ -120,10 +118,10 @@ const EVEN_SCALES: u32 = 0x7F80_7F80;
 #[inline(always)]
 pub const fn spread_scales(word: u32) -> u32 {
     let [zero, one, two, three] = word.to_le_bytes();
-    let even = (stored_scale(zero) as u32) << STORED_SCALE_SHIFT
-        | (stored_scale(two) as u32) << (16 + STORED_SCALE_SHIFT);
-    let odd = (stored_scale(one) as u32) << STORED_SCALE_SHIFT
-        | (stored_scale(three) as u32) << (16 + STORED_SCALE_SHIFT);
+    let even =
+        (stored_scale(zero) as u32) << STORED_SCALE_SHIFT | (stored_scale(two) as u32) << (16 + STORED_SCALE_SHIFT);
+    let odd =
+        (stored_scale(one) as u32) << STORED_SCALE_SHIFT | (stored_scale(three) as u32) << (16 + STORED_SCALE_SHIFT);
     even | odd.rotate_right(8)
 }
 
@@ -216,23 +214,24 @@ impl TileOrder for MmaTile {
     }
 }
 
-/// Place of column `k` in a row of activations (f16): inside each tile's 64 columns, the [`LANE_WORDS`] words of lane
-/// q = 0 of the B operand, then those of lane 1 and so on; a lane's words are register 0 and 1 of step 0, of step 1 and so
-/// on.
+/// Columns of activations that one 16-byte load of each lane serves: two steps.
+pub const LOAD_K: usize = 2 * FRAGMENT_K;
+
+/// Place of column `k` in a row of activations (f16): inside each [`LOAD_K`] columns, the 16 bytes of lane q = 0 of the B
+/// operand, then those of lane 1 and so on; a lane's words are register 0 and 1 of the first step, then of the second.
 ///
 /// B map (PTX ISA, as above): lane = 4g + q holds in register r the rows 8r + 2q + {0, 1} of column g.
 #[inline(always)]
 pub const fn activation_place(k: usize) -> usize {
-    let (tile, step, inner) = (k / MmaTile::K, k % MmaTile::K / FRAGMENT_K, k % FRAGMENT_K);
+    let (load, step, inner) = (k / LOAD_K, k % LOAD_K / FRAGMENT_K, k % FRAGMENT_K);
     let (register, lane, odd) = (inner / 8, inner % 8 / 2, inner % 2);
-    tile * MmaTile::K + lane * (2 * LANE_WORDS) + step * 4 + register * 2 + odd
+    load * LOAD_K + lane * 8 + step * 4 + register * 2 + odd
 }
 
 /// Inverse of [`activation_place`].
 #[inline(always)]
 pub const fn activation_column(place: usize) -> usize {
-    let (tile, inner) = (place / MmaTile::K, place % MmaTile::K);
-    let (lane, inner) = (inner / (2 * LANE_WORDS), inner % (2 * LANE_WORDS));
-    let (step, register, odd) = (inner / 4, inner % 4 / 2, inner % 2);
-    tile * MmaTile::K + step * FRAGMENT_K + 8 * register + 2 * lane + odd
+    let (load, lane) = (place / LOAD_K, place % LOAD_K / 8);
+    let (step, register, odd) = (place % 8 / 4, place % 4 / 2, place % 2);
+    load * LOAD_K + step * FRAGMENT_K + 8 * register + 2 * lane + odd
 }

@@ -16,6 +16,20 @@ pub unsafe fn copy_16(shared: u32, global: *const u8, source_bytes: u32) {
     };
 }
 
+/// Predicated `cp.async.cg.shared.global` of 16 bytes: nothing happens where `condition` does not hold.
+///
+/// # Safety
+/// As [`copy_16`] with all 16 bytes, where the condition holds.
+#[inline(always)]
+pub unsafe fn copy_16_if(condition: bool, shared: u32, global: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!("{{", ".reg .pred holds;", "setp.ne.u32 holds, {2}, 0;",
+            "@holds cp.async.cg.shared.global [{0}], [{1}], 16;", "}}",
+            in(reg32) shared, in(reg64) global, in(reg32) condition as u32, options(nostack))
+    };
+}
+
 /// `cp.async.ca.shared.global` of 8 bytes; as [`copy_16`].
 ///
 /// # Safety

@@ -17,36 +17,6 @@ pub unsafe fn load_v4(address: *const u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// `ld.global.nc.L1::no_allocate.v4.u32`: of data that are read once, and that nobody writes.
-///
-/// # Safety
-/// As [`load_v4`]; nobody writes the bytes while the kernel runs.
-#[inline(always)]
-pub unsafe fn load_once_v4(address: *const u32) -> [u32; 4] {
-    let (a, b, c, d);
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!("ld.global.nc.L1::no_allocate.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
-            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(readonly, nostack))
-    };
-    [a, b, c, d]
-}
-
-/// `ld.global.nc.L1::no_allocate.v2.u32`.
-///
-/// # Safety
-/// As [`load_once_v4`], for 8 bytes.
-#[inline(always)]
-pub unsafe fn load_once_v2(address: *const u32) -> [u32; 2] {
-    let (a, b);
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!("ld.global.nc.L1::no_allocate.v2.u32 {{{0}, {1}}}, [{2}];",
-            out(reg32) a, out(reg32) b, in(reg64) address, options(readonly, nostack))
-    };
-    [a, b]
-}
-
 /// `st.global.v4.u32`.
 ///
 /// # Safety

@@ -167,8 +167,13 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
                 let output = OutputRow { params, slot, exists, h_scale: scales.l2_input, lane: g };
                 if params.epilogue == Epilogue::Gated as u32 {
                     let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
-                    let h = accumulators
-                        .map(|fragment| activate(&params.activation, (fragment[0][j] * UNSCALE) * gate, (fragment[0][j + 2] * UNSCALE) * up));
+                    let h = accumulators.map(|fragment| {
+                        activate(
+                            &params.activation,
+                            (fragment[0][j] * UNSCALE) * gate,
+                            (fragment[0][j + 2] * UNSCALE) * up,
+                        )
+                    });
                     let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
                     output.store(column as u32, h[0], h[1]);
                 } else {

@@ -9,7 +9,7 @@
 //!
 //! A persistent grid takes tiles in the order expert, row tile, token tile, so that an expert's weights are read from
 //! memory once. Shared memory: a ring of stages of (weight tiles, activation rows); a row of activations is 8 chunks of 16
-//! bytes for each K tile, chunk c of row n at c ^ (n % 8), so that `ldmatrix` meets no bank twice.
+//! bytes for each K tile, exchanged from row to row so that few lanes of a load meet in a bank.
 
 use super::Variant;
 use crate::format::packed::TileOrder;
@@ -80,9 +80,15 @@ const KERNELS: [&str; TILES.len()] = ["grouped_gemm_n64", "grouped_gemm_n128"];
 /// Weight rows of a unit of the kernel for few slots.
 pub const STREAM_ROWS: usize = 2 * FRAGMENT_ROWS;
 /// Slots of a unit.
-pub const STREAM_SLOTS: usize = 32;
-/// Threads of its block: one block a multiprocessor.
-pub const STREAM_THREADS: u32 = 512;
+pub const STREAM_SLOTS: usize = 24;
+/// Warps of its block: one block a multiprocessor.
+pub const STREAM_WARPS: u32 = 16;
+/// Weight tiles in flight of each of a warp's fragments, where all warps work.
+pub const STREAM_STAGES: u32 = 5;
+/// The same where only half of them do.
+pub const STREAM_DEEP_STAGES: u32 = 8;
+/// Bytes of a stage of one warp.
+pub const STREAM_STAGE_BYTES: usize = STREAM_ROWS / MmaTile::ROWS * MmaTile::BYTES;
 
 /// All variants as the host sees them: the one for few slots, then [`TILES`].
 pub const VARIANTS: [Variant; 1 + TILES.len()] = {
@@ -90,9 +96,9 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
         kernel: "grouped_gemm_stream",
         rows: STREAM_ROWS,
         slots: STREAM_SLOTS,
-        threads: STREAM_THREADS,
+        threads: STREAM_WARPS * 32,
         registers: 128,
-        shared_bytes: 0,
+        shared_bytes: STREAM_WARPS * STREAM_STAGES * STREAM_STAGE_BYTES as u32,
         quantizes: true,
     }; 1 + TILES.len()];
     let mut i = 0;
@@ -113,6 +119,8 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
 };
 
 const _: () = {
+    // Every architecture from sm_80 on gives a block 99 KiB.
+    assert!(VARIANTS[0].shared_bytes <= 99 * 1024);
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];

@@ -347,9 +347,11 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
             all_scales.push(block.scale);
             blocks.push(block);
         }
-        all_products.extend((0..stride).map(activation_column).map(|column| {
-            if column < k { blocks[r * (k / BLOCK) + column / BLOCK].f16(column % BLOCK) } else { 0 }
-        }));
+        all_products.extend(
+            (0..stride).map(activation_column).map(|column| {
+                if column < k { blocks[r * (k / BLOCK) + column / BLOCK].f16(column % BLOCK) } else { 0 }
+            }),
+        );
     }
     let what = |part: &str| format!("{part}, {request:?}, seed {seed}");
     let g: Vec<_> = g.iter().map(|g| g.to_bits()).collect();

@@ -18,6 +18,13 @@ use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 /// Chunks of 16 bytes of an activation row of one K tile.
 const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
 
+/// Where chunk `chunk` of a row of activations lies in shared memory, for a row of this number modulo 8: an odd row's are
+/// exchanged between the halves of the banks.
+#[inline(always)]
+fn swizzle(chunk: u32, row: u32) -> u32 {
+    chunk ^ (row % 2 * 4 + row / 2)
+}
+
 /// Starts the copies of one stage: K tiles from `k_tile` on, zeros where the matrix or the expert's slots end.
 #[inline(always)]
 unsafe fn fetch_stage<
@@ -58,7 +65,7 @@ unsafe fn fetch_stage<
             let row = row + (i * THREADS as usize / CHUNKS) as u32;
             if row < SLOTS as u32 {
                 let bytes = if row < tile.slots && k_exists { 16 } else { 0 };
-                let shared = activations + (row * CHUNKS as u32 + (chunk ^ (row % 8))) * 16;
+                let shared = activations + (row * CHUNKS as u32 + swizzle(chunk, row % 8)) * 16;
                 let source = (sources[i] + k_tile * TILE_CHUNKS) as usize * 16;
                 copy_16(shared, (params.activations as *const u8).add(source), bytes);
             }
@@ -102,7 +109,7 @@ unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize,
             while n < SLOT_FRAGMENTS {
                 let row = activations + (n as u32 * 8 + g) * (CHUNKS * 16) as u32;
                 // A lane's words of two steps share a chunk.
-                let chunk = (first_chunk + q * 2 + step as u32 / 2) ^ g;
+                let chunk = swizzle(first_chunk + step as u32 / 2 * 4 + q, g);
                 let b = shared::load_v2(row + chunk * 16 + step as u32 % 2 * 8);
                 let mut m = 0;
                 while m < ROW_FRAGMENTS {

@@ -1,4 +1,4 @@
-//! The kernel for few slots: every warp reads its own weights from device memory straight into registers.
+//! The kernel for few slots: every warp copies its own weights into its own ring in shared memory, and waits for no other.
 //!
 //! A unit is 32 rows of one expert times up to 32 slots, all of K. A block has an equal share of all units, and as many of
 //! its warps work as share it most evenly: few tokens leave few units, so evenness decides.
@@ -6,15 +6,17 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::dequantize::dequantize;
-use super::{STREAM_ROWS, STREAM_SLOTS, STREAM_THREADS};
+use super::{STREAM_DEEP_STAGES, STREAM_ROWS, STREAM_SLOTS, STREAM_STAGE_BYTES, STREAM_STAGES, STREAM_WARPS};
 use crate::format::packed::TileOrder;
-use crate::format::tile_mma::{LANE_WORDS, MmaTile, scale_pairs};
+use crate::format::tile_mma::{LOAD_K, MmaTile, scale_pairs};
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, ROW_FRAGMENTS, Warp, write_results};
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::GroupedGemmParams;
-use crate::ptx::global;
+use crate::ptx::asynchronous::{commit_group, copy_16_if, wait_group};
 use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
+use crate::ptx::warp::sync_warp;
+use crate::ptx::{global, shared};
 
 /// Chunks of 16 bytes of an activation row of one K tile.
 const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
@@ -26,73 +28,129 @@ struct Weights {
     scales: [u32; 2],
 }
 
-/// Where a lane reads.
-struct Sources<const SLOT_FRAGMENTS: usize> {
-    codes: [*const u8; ROW_FRAGMENTS],
-    scales: [*const u8; ROW_FRAGMENTS],
-    activations: *const u8,
-    /// First chunk of 16 bytes of each row.
-    chunks: [u32; SLOT_FRAGMENTS],
+/// A warp's ring, and what the lane copies into it.
+struct Ring {
+    /// Tile 0 of the first fragment, and how many bytes further the second's is.
+    first: *const u8,
+    second: u32,
+    shared: u32,
+    stages: u32,
+    lane: u32,
 }
 
-impl<const SLOT_FRAGMENTS: usize> Sources<SLOT_FRAGMENTS> {
-    /// Rows and slots that do not exist are replaced by ones that do: nobody writes their results.
+impl Ring {
+    /// Starts the first copies of a unit; the ring is not read any more. A row tile that does not exist is replaced by one
+    /// that does: nobody writes its results.
     #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams, tile: &Tile, lane: u32) -> Self {
-        let (g, q) = (lane / 4, lane % 4);
+    unsafe fn start(params: &GroupedGemmParams, tile: &Tile, shared: u32, stages: u32, lane: u32) -> Self {
         let run = params.k_tiles as usize * MmaTile::BYTES;
         let row_tile = tile.row / MmaTile::ROWS as u32;
-        let mut sources = Self {
-            codes: [core::ptr::null(); ROW_FRAGMENTS],
-            scales: [core::ptr::null(); ROW_FRAGMENTS],
-            activations: params.activations as *const u8,
-            chunks: [0; SLOT_FRAGMENTS],
+        let ring = Self {
+            first: tile.weights.wrapping_add(row_tile as usize * run),
+            second: if row_tile + 1 < params.row_tiles { run as u32 } else { 0 },
+            shared,
+            stages,
+            lane,
         };
-        // SAFETY: the tile's weights and slots are as the params say.
-        unsafe {
-            let mut m = 0;
-            while m < ROW_FRAGMENTS {
-                let exists = row_tile + (m as u32) < params.row_tiles;
-                let first = tile.weights.add((row_tile as usize + if exists { m } else { 0 }) * run);
-                sources.codes[m] = first.add(lane as usize * 16);
-                sources.scales[m] = first.add(MmaTile::CODE_BYTES + g as usize * 8);
-                m += 1;
-            }
-            let mut n = 0;
-            while n < SLOT_FRAGMENTS {
-                let inner = n as u32 * 8 + g;
-                let slot = tile.slot + if inner < tile.slots { inner } else { 0 };
-                let row = if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot as usize) };
-                sources.chunks[n] = row * params.k_tiles * TILE_CHUNKS + q * (LANE_WORDS as u32 / 4);
-                n += 1;
-            }
+        let mut i = 0;
+        while i < stages {
+            // SAFETY: only tiles that exist are read.
+            unsafe { ring.copy(i * STREAM_STAGE_BYTES as u32, i, i < params.k_tiles) };
+            commit_group();
+            i += 1;
         }
-        sources
+        ring
     }
 
+    /// Starts the copy of one tile of K of both fragments, if there is one.
     #[inline(always)]
-    unsafe fn weights(&self, k_tile: u32) -> [Weights; ROW_FRAGMENTS] {
+    unsafe fn copy(&self, place: u32, k_tile: u32, exists: bool) {
+        let lane = self.lane;
+        let (from, to) = (self.first.wrapping_add(k_tile as usize * MmaTile::BYTES), self.shared + place);
+        // SAFETY: the tile exists, the place is one of the ring's, and all lanes have read what was there.
+        unsafe {
+            copy_16_if(exists, to + lane * 16, from.wrapping_add(lane as usize * 16));
+            let second = to + MmaTile::BYTES as u32;
+            copy_16_if(exists, second + lane * 16, from.wrapping_add((self.second + lane * 16) as usize));
+            // Four lanes for each fragment's scales.
+            let (fragment, chunk) = (lane / 4, MmaTile::CODE_BYTES as u32 + lane % 4 * 16);
+            let distance = if fragment == 0 { 0 } else { self.second };
+            copy_16_if(
+                exists && fragment < ROW_FRAGMENTS as u32,
+                to + fragment * MmaTile::BYTES as u32 + chunk,
+                from.wrapping_add((distance + chunk) as usize),
+            );
+        }
+    }
+
+    /// Waits until the stage behind the one that was waited for before is here, for all lanes.
+    #[inline(always)]
+    fn wait(&self) {
+        if self.stages == STREAM_DEEP_STAGES {
+            wait_group::<{ STREAM_DEEP_STAGES - 2 }>();
+        } else {
+            wait_group::<{ STREAM_STAGES - 2 }>();
+        }
+        sync_warp();
+    }
+
+    /// The place behind this one.
+    #[inline(always)]
+    fn behind(&self, place: u32) -> u32 {
+        let behind = place + STREAM_STAGE_BYTES as u32;
+        if behind == self.stages * STREAM_STAGE_BYTES as u32 { 0 } else { behind }
+    }
+
+    /// A tile of K from its place in the ring.
+    #[inline(always)]
+    unsafe fn weights(&self, place: u32) -> [Weights; ROW_FRAGMENTS] {
         let mut weights = [Weights { codes: [0; 4], scales: [0; 2] }; ROW_FRAGMENTS];
-        let offset = k_tile as usize * MmaTile::BYTES;
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            // SAFETY: the tile exists.
+            let fragment = self.shared + place + m as u32 * MmaTile::BYTES as u32;
+            // SAFETY: the tile has landed.
             unsafe {
                 weights[m] = Weights {
-                    codes: global::load_once_v4(self.codes[m].add(offset) as *const u32),
-                    scales: global::load_once_v2(self.scales[m].add(offset) as *const u32),
+                    codes: shared::load_v4(fragment + self.lane * 16),
+                    scales: shared::load_v2(fragment + MmaTile::CODE_BYTES as u32 + self.lane / 4 * 8),
                 };
             }
             m += 1;
         }
         weights
     }
+}
+
+/// Where a lane's rows of activations begin.
+struct Slots<const SLOT_FRAGMENTS: usize> {
+    activations: *const u8,
+    /// First chunk of 16 bytes of each row.
+    chunks: [u32; SLOT_FRAGMENTS],
+}
+
+impl<const SLOT_FRAGMENTS: usize> Slots<SLOT_FRAGMENTS> {
+    /// A slot that does not exist is replaced by one that does: nobody writes its results.
+    #[inline(always)]
+    unsafe fn new(params: &GroupedGemmParams, tile: &Tile, lane: u32) -> Self {
+        let mut chunks = [0; SLOT_FRAGMENTS];
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            let inner = n as u32 * 8 + lane / 4;
+            let slot = tile.slot + if inner < tile.slots { inner } else { 0 };
+            // SAFETY: the tile's slots are as the params say.
+            let row =
+                if params.gather == 0 { slot } else { unsafe { *(params.gather as *const u32).add(slot as usize) } };
+            chunks[n] = row * params.k_tiles * TILE_CHUNKS + lane % 4;
+            n += 1;
+        }
+        Self { activations: params.activations as *const u8, chunks }
+    }
 
     /// The words of half a tile: of two steps.
     #[inline(always)]
-    unsafe fn activations(&self, half: u32) -> [[u32; 4]; SLOT_FRAGMENTS] {
+    unsafe fn half(&self, half: u32) -> [[u32; 4]; SLOT_FRAGMENTS] {
         let mut words = [[0; 4]; SLOT_FRAGMENTS];
-        let chunk = half / 2 * TILE_CHUNKS + half % 2;
+        let chunk = half * (LOAD_K as u32 * 2 / 16);
         let mut n = 0;
         while n < SLOT_FRAGMENTS {
             let offset = (self.chunks[n] + chunk) as usize * 16;
@@ -131,68 +189,70 @@ fn multiply<const SLOT_FRAGMENTS: usize>(
     }
 }
 
-/// Multiplies one unit and writes its results, with `DEPTH` tiles of weights and `AHEAD` half tiles of activations in
-/// flight.
+/// Multiplies one unit, whose first copies are under way, with `AHEAD` half tiles of activations in flight; starts the next
+/// one's copies by `next`, and writes its results meanwhile.
 #[inline(always)]
-unsafe fn unit<const SLOT_FRAGMENTS: usize, const DEPTH: usize, const AHEAD: usize>(
+unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
-    lane: u32,
+    ring: &Ring,
+    next: impl FnOnce(),
 ) {
-    const { assert!((2 * DEPTH).is_multiple_of(AHEAD)) };
+    const { assert!(4usize.is_multiple_of(AHEAD)) };
     let (k_tiles, halves) = (params.k_tiles, 2 * params.k_tiles);
     // SAFETY: only tiles along K that exist are read.
     unsafe {
-        let sources = Sources::<SLOT_FRAGMENTS>::new(params, tile, lane);
+        let slots = Slots::<SLOT_FRAGMENTS>::new(params, tile, ring.lane);
         let mut accumulators = [[[0.0; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
-        let mut ring = [[Weights { codes: [0; 4], scales: [0; 2] }; ROW_FRAGMENTS]; DEPTH];
-        let mut i = 0;
-        while i < DEPTH {
-            if (i as u32) < k_tiles {
-                ring[i] = sources.weights(i as u32);
-            }
-            i += 1;
-        }
         let mut ahead = [[[0; 4]; SLOT_FRAGMENTS]; AHEAD];
         let mut i = 0;
         while i < AHEAD {
-            if (i as u32) < halves {
-                ahead[i] = sources.activations(i as u32);
-            }
+            ahead[i] = slots.half(if (i as u32) < halves { i as u32 } else { 0 });
             i += 1;
         }
+        // Two more groups than the wait leaves out were committed, so this waits for one more than it must: once a unit.
+        ring.wait();
+        let mut weights = [ring.weights(0); 2];
+        // Where the tile that is multiplied next came from: its copy goes there that is a ring later.
+        let mut place = 0;
         let mut k_tile = 0;
         while k_tile < k_tiles {
             let mut i = 0;
-            while i < DEPTH {
+            while i < 2 {
                 let here = k_tile + i as u32;
                 if here < k_tiles {
+                    let behind = ring.behind(place);
+                    // The next tile is here, and all lanes have read this one. Behind the last tile, the last again.
+                    ring.wait();
+                    weights[1 - i] = ring.weights(if here + 1 < k_tiles { behind } else { place });
+                    ring.copy(place, here + ring.stages, here + ring.stages < k_tiles);
+                    commit_group();
+                    place = behind;
                     let mut half = 0;
                     while half < 2 {
-                        let place = (2 * i + half) % AHEAD;
-                        multiply(&mut accumulators, &ring[i], half, &ahead[place]);
+                        let turn = (2 * i + half) % AHEAD;
+                        multiply(&mut accumulators, &weights[i], half, &ahead[turn]);
                         let next = 2 * here + (half + AHEAD) as u32;
-                        if next < halves {
-                            ahead[place] = sources.activations(next);
-                        }
+                        ahead[turn] = slots.half(if next < halves { next } else { 2 * here });
                         half += 1;
-                    }
-                    if here + (DEPTH as u32) < k_tiles {
-                        ring[i] = sources.weights(here + DEPTH as u32);
                     }
                 }
                 i += 1;
             }
-            k_tile += DEPTH as u32;
+            k_tile += 2;
         }
-        write_results(params, tile, &accumulators, &Warp { lane, row: 0, slot: 0 });
+        // The next unit's copies may not overtake the last reads.
+        sync_warp();
+        next();
+        write_results(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
     }
 }
 
 /// The grouped GEMM for few slots.
 ///
 /// # Safety
-/// The params' pointers are as documented there; any number of blocks of [`STREAM_THREADS`].
+/// The params' pointers are as documented there; any number of blocks, threads and shared memory as
+/// [`super::VARIANTS`] says.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams) {
     let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);
@@ -203,7 +263,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         let share = |block: u32| (units as u64 * block as u64 / grid_dim_x() as u64) as u32;
         let (first, end) = (share(block_idx_x()), share(block_idx_x() + 1));
         // As many rounds as all warps would need, by as few warps as do it in so many.
-        let rounds = (end - first).div_ceil(STREAM_THREADS / 32);
+        let rounds = (end - first).div_ceil(STREAM_WARPS);
         if rounds == 0 {
             return;
         }
@@ -211,17 +271,36 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         if warp >= warps {
             return;
         }
-        let mut index = first + warp;
-        while index < end {
+        // Few warps need more in flight each.
+        let deep = warps * STREAM_DEEP_STAGES <= STREAM_WARPS * STREAM_STAGES;
+        let stages = if deep { STREAM_DEEP_STAGES } else { STREAM_STAGES };
+        let shared = shared::dynamic() + warp * stages * STREAM_STAGE_BYTES as u32;
+        let start = |index: u32| {
             let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS>(&params, index, block_rows);
-            if tile.slots <= 8 {
-                unit::<1, 4, 4>(&params, &tile, lane);
-            } else if tile.slots <= 16 {
-                unit::<2, 3, 2>(&params, &tile, lane);
-            } else {
-                unit::<4, 2, 1>(&params, &tile, lane);
-            }
+            let ring = Ring::start(&params, &tile, shared, stages, lane);
+            (tile, ring)
+        };
+        let mut index = first + warp;
+        let (mut tile, mut ring) = start(index);
+        loop {
             index += warps;
+            let mut following = None;
+            let next = || {
+                if index < end {
+                    following = Some(start(index));
+                }
+            };
+            if tile.slots > 16 {
+                unit::<3, 2>(&params, &tile, &ring, next);
+            } else if tile.slots > 8 {
+                unit::<2, 2>(&params, &tile, &ring, next);
+            } else {
+                unit::<1, 4>(&params, &tile, &ring, next);
+            }
+            match following {
+                Some(unit) => (tile, ring) = unit,
+                None => return,
+            }
         }
     }
 }
