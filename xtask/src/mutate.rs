@@ -29,7 +29,7 @@ use statement::{Statement, statements};
 /// Arguments of `mutate`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Architecture whose kernels are mutated.
+    /// Architecture whose kernels are mutated, one that the emulator plays: sm_80 or sm_120a.
     #[arg(long, default_value = "sm_80")]
     arch: String,
     /// Mutate this kernel only; may be given more than once.
@@ -80,9 +80,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let device = format!("emulator:{}", arguments.arch);
     let architecture =
         Architecture::named(&device).with_context(|| format!("the emulator does not play {}", arguments.arch))?;
-    let path = root.join("host/ptx").join(format!("{}.ptx", arguments.arch));
+    let module = architecture.kernels().module();
+    let path = root.join("host/ptx").join(format!("{module}.ptx"));
     let ptx = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let accepted = Accepted::read(&root.join("xtask/mutants").join(format!("{}.json", arguments.arch)))?;
+    let accepted = Accepted::read(&root.join("xtask/mutants").join(format!("{module}.json")))?;
 
     let mutants = chosen(arguments, &ptx)?;
     checks::unchanged_passes(architecture, &ptx, mutants.iter().map(|mutant| mutant.statement.kernel.as_str()))?;
