@@ -152,6 +152,7 @@ const CASES: &[Case] = &[
     fp4("stages/grouped_gemm_fp4", stages::grouped_gemm_fp4::check),
     fp4("fp4/fragment_maps", fp4::instruction::fragment_maps),
     fp4("fp4/scale_lanes", fp4::instruction::scale_lanes),
+    fp4("fp4/conversion", fp4::conversion::every_number),
     fp4("fp4/packed_weights", fp4::places::packed_weights),
     fp4("fp4/grouped_gemm", fp4::places::grouped_gemm),
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },

@@ -2,6 +2,7 @@
 //! packed weights and the grouped GEMM are each held against these maps. Nothing here uses the layouts of the library, nor
 //! anything of the emulator.
 
+pub(super) mod conversion;
 mod document;
 pub(super) mod instruction;
 pub(super) mod places;
