@@ -97,12 +97,14 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
     let relu2 = Activation::Relu2;
     // Around every number of slots at which the device chooses otherwise: fragments of 8, columns of 16 to 128, tiles.
     let counts = [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 0, 200];
+    let each = [9, 31, 61, 127];
     let requests = [
         gated(SWIGLU, [16, 64], &[5]).gather(),
         gated(SWIGLU, [48, 80], &[0, 17, 0, 1]).gather().scaled_by(Experts).into_codes(),
         down([80, 144], &[3, 129]).scaled_by(Experts),
         ungated(relu2, [80, 16], &[7, 40]).gather().into_codes(),
         down([16, 16], &counts),
+        down([16, 32], &counts).gather(),
         gated(limited, [16, 48], &counts).scaled_by(Experts).into_codes(),
         // Once around the ring, and not to its end; odd numbers of row tiles; the last stage whole, with one K tile, with
         // less.
@@ -114,17 +116,19 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         down([16, 64], &[0, 0]),
         down([64, 128], &[2]).gather(),
         gated(barely_limited, [16, 64], &[5]).gather(),
-        gated(limited, [48, 16], &[6]).gather().into_codes(),
-        gated(limited, [32, 32], &[12]),
-        ungated(relu2, [16, 16], &[3]),
+        // Each number of columns in turn, and each activation in it.
+        gated(SWIGLU, [48, 16], &each),
+        gated(OAI, [16, 32], &each),
+        gated(barely_limited, [16, 16], &each).gather().into_codes(),
+        gated(limited, [32, 32], &each).gather().into_codes(),
+        ungated(relu2, [48, 16], &each).scaled_by(Experts),
         // No layer asks for these, but they mean something: a gate that is not looked at, or is 0; codes of down; a row's
         // own scale, and codes.
-        gated(relu2, [16, 64], &[5]),
-        gated(relu2, [16, 64], &[5]).scaled_by(Experts).into_codes(),
-        ungated(OAI, [16, 16], &[3]),
-        ungated(limited, [16, 16], &[3]),
-        down([48, 64], &[40]).into_codes(),
-        gated(OAI, [32, 96], &[20]).into_codes(),
+        gated(relu2, [16, 16], &each),
+        gated(relu2, [16, 16], &each).scaled_by(Experts).into_codes(),
+        ungated(OAI, [48, 16], &each),
+        ungated(limited, [48, 16], &each).into_codes(),
+        down([48, 32], &each).into_codes(),
     ];
     for (index, request) in requests.iter().enumerate() {
         run(&bench, request, &random(request, index as u64))?;
@@ -132,9 +136,10 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
     every_value(&bench)
 }
 
-/// What comes behind the sums, at its limits: for each number of columns at least twice as many slots as there are limits.
+/// What comes behind the sums, at its limits: for each number of columns at least twice as many slots as there are limits,
+/// of experts of both kinds.
 fn every_value(bench: &Bench<'_>) -> Result<()> {
-    let slots = [16, 14, 15, 32, 31, 64, 128];
+    let slots = [16, 15, 16, 14, 16, 13, 32, 31, 32, 30, 64, 60, 128, 127];
     let activations = [
         SWIGLU,
         OAI,
@@ -147,7 +152,7 @@ fn every_value(bench: &Bench<'_>) -> Result<()> {
             if epilogue == Epilogue::Down && activation != SWIGLU {
                 continue;
             }
-            let request = |k| Request::new(epilogue, activation, [48, k], &slots);
+            let request = |k| Request::new(epilogue, activation, [64, k], &slots);
             let (mut values, mut codes) = (request(16), request(32).into_codes());
             (values.gather, codes.gather) = (index % 2 == 0, index % 2 == 1);
             run(bench, &values, &special(&values))?;

@@ -71,30 +71,35 @@ pub(super) fn random(request: &Request, seed: u64) -> Problem {
 
 /// Every tie of a code, and the largest code, as codes and scales of weights; the sign bit is separate.
 const TIES: [(u8, u8); 8] = [(7, 0x38), (1, 0x30), (3, 0x30), (2, 0x3A), (2, 0x3E), (4, 0x3A), (4, 0x3E), (6, 0x3A)];
-/// Ones and less.
-const SMALL: [(u8, u8); 4] = [(2, 0x38), (1, 0x38), (0, 0x38), (1, 0x30)];
+/// Less than 1.
+const SMALL: [(u8, u8); 3] = [(1, 0x38), (0, 0x38), (1, 0x30)];
 
-/// Blocks of 16 columns under these scales: the largest element is 6, 1 or 0.
+/// Blocks of 16 columns under these scales: the largest element is 6 or 1, in either half of the block, or 0.
 fn weight(column: usize) -> (u8, u8) {
     let (block, i) = (column / BLOCK, column % BLOCK);
     let negative = if i % 8 != 0 && i >= 8 { 8 } else { 0 };
-    let (code, scale) = match block % 3 {
-        0 => TIES[i % 8],
-        1 => SMALL[i % 4],
+    let (code, scale) = match (block, i) {
+        (0, 8) => (0, 0x38),
+        (0, _) => TIES[i % 8],
+        (1, 5) | (2, 10) => (2, 0x38),
+        (1 | 2, _) => SMALL[i % 3],
         _ => (0, 0x38),
     };
     (if code == 0 { 0 } else { code | negative }, scale)
 }
 
 /// Scales of rows, an odd number: each meets even and odd slots.
-const ROW_SCALES: [f32; 21] = [
+const ROW_SCALES: [f32; 23] = [
     1.0,
     // The scale of a block of up to 6 is a tie, of which the even one is below and above.
     1.0625,
     1.1875,
-    // The largest number, and squares of it.
+    // That of a block of up to 1 is the next number above a tie; the second one where 32 times the square is h.
+    6.375_000_5,
+    2.524_876_4,
+    // The largest number, also as 32 times the square; products beyond it.
     f32::MAX,
-    1.844_674_4e19,
+    (1u64 << 61) as f32,
     4.253_529_6e37,
     // Nothing is left, or so little that a block's scale is 0.
     1e-45,
@@ -145,8 +150,8 @@ pub(super) fn special(request: &Request) -> Problem {
     let expert_scales = (0..request.slots.len())
         .map(|expert| {
             let nan = f32::NAN;
-            // With the last number below 1, the product of gate and up is the largest number under the scale 2^64.
-            let up = if expert % 2 == 0 { 1.0 } else { 1.0 - f32::EPSILON / 2.0 };
+            // With the last number below 2, gate times up is the largest number under the scale 2^61.
+            let up = if expert % 2 == 0 { 1.0 } else { 2.0 - f32::EPSILON };
             let l2_input = match (request.output == Codes, gated) {
                 (false, _) => nan,
                 (true, false) => 1.0,
