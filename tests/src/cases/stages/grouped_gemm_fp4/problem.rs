@@ -1,6 +1,8 @@
 //! Weights, activations and scales of one launch: random ones, or such that every rounding and every branch of what comes
 //! behind the sums is decided by the last bit.
 
+use std::collections::BTreeMap;
+
 use nvfp4_moe_device::format::{BLOCK, ue4m3};
 use nvfp4_moe_device::params::{Epilogue, ExpertScales};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -11,6 +13,8 @@ use super::{Codes, Experts, Request};
 
 /// What a launch is given.
 pub(super) struct Problem {
+    /// Row of activations of each slot.
+    pub(super) gather: Vec<u32>,
     /// Gate and up, or one matrix, of each expert.
     pub(super) matrices: Vec<Vec<Matrix>>,
     /// A row a token.
@@ -19,10 +23,12 @@ pub(super) struct Problem {
     pub(super) expert_scales: Vec<ExpertScales>,
 }
 
-/// Rows of activations of a request.
-pub(super) fn rows(request: &Request) -> usize {
+/// Rows of activations of a request, and which one each slot takes.
+fn gathered(request: &Request) -> (usize, Vec<u32>) {
     let slots: usize = request.slots.iter().sum();
-    if request.gather { slots.div_ceil(2) } else { slots }
+    let rows = if request.gather { slots.div_ceil(2) } else { slots };
+    let row = |slot| if request.gather { (slot * 7 + 3) % rows } else { slot };
+    (rows, (0..slots).map(|slot| row(slot) as u32).collect())
 }
 
 /// The last row has a scale that is no number, and another one a block.
@@ -47,12 +53,12 @@ pub(super) fn random(request: &Request, seed: u64) -> Problem {
         let row = rng.random_range(0..columns);
         matrix.codes[row * k / 2..(row + 1) * k / 2].fill(0);
     }
-    let mut activations = matrix(rows(request), k, rng);
+    let (rows, gather) = gathered(request);
+    let mut activations = matrix(rows, k, rng);
     let nan = f32::NAN;
     let scale = |rng: &mut StdRng| rng.random_range(0.5f32..2.0) / 64.0;
     // From products that vanish to such that leave the range of e^x.
-    let mut row_scales: Vec<f32> =
-        (0..activations.rows).map(|row| scale(rng) * 2f32.powi(6 * (row % 4) as i32 - 8)).collect();
+    let mut row_scales: Vec<f32> = (0..rows).map(|row| scale(rng) * 2f32.powi(6 * (row % 4) as i32 - 8)).collect();
     with_nan(request, &mut activations, &mut row_scales);
     let by_expert = request.scales == Experts;
     let expert_scales = (0..experts)
@@ -66,7 +72,7 @@ pub(super) fn random(request: &Request, seed: u64) -> Problem {
             ExpertScales { gate, up, down, l1_input, l2_input: l2_input * 2f32.powi(5 * (expert % 3) as i32 - 8) }
         })
         .collect();
-    Problem { matrices, activations, row_scales, expert_scales }
+    Problem { gather, matrices, activations, row_scales, expert_scales }
 }
 
 /// Every tie of a code, and the largest code, as codes and scales of weights; the sign bit is separate.
@@ -88,7 +94,7 @@ fn weight(column: usize) -> (u8, u8) {
     (if code == 0 { 0 } else { code | negative }, scale)
 }
 
-/// Scales of rows, an odd number: each meets even and odd slots.
+/// Scales of rows.
 const ROW_SCALES: [f32; 23] = [
     1.0,
     // The scale of a block of up to 6 is a tie, of which the even one is below and above.
@@ -122,6 +128,25 @@ const ROW_SCALES: [f32; 23] = [
     0.3,
 ];
 
+/// Which of [`ROW_SCALES`] each row gets, and whether it is negative: for each number of columns, even and odd experts, even
+/// and odd slots all of them in turn.
+fn special_rows(request: &Request, rows: usize, gather: &[u32]) -> Vec<(f32, bool)> {
+    let mut taken = BTreeMap::new();
+    let mut special = vec![None; rows];
+    let mut gather = gather.iter();
+    for (expert, &slots) in request.slots.iter().enumerate() {
+        for (slot, &row) in gather.by_ref().take(slots).enumerate() {
+            special[row as usize].get_or_insert_with(|| {
+                let next = taken.entry((slots.next_power_of_two(), expert % 2, slot % 2)).or_insert(0);
+                *next += 1;
+                let (turn, index) = ((*next - 1) / ROW_SCALES.len(), (*next - 1) % ROW_SCALES.len());
+                (ROW_SCALES[index], turn % 2 == 1)
+            });
+        }
+    }
+    special.into_iter().map(|row| row.unwrap_or((1.0, false))).collect()
+}
+
 /// Each row of activations is one element, so that the sums are the weights of [`weight`], or 1 for gate, with either sign.
 pub(super) fn special(request: &Request) -> Problem {
     let Request { epilogue, columns, k, .. } = *request;
@@ -137,14 +162,15 @@ pub(super) fn special(request: &Request) -> Problem {
     if epilogue == Epilogue::Gated {
         matrices.insert(0, constant(&|_| (2, 0x38)));
     }
-    let rows = rows(request);
+    let (rows, gather) = gathered(request);
+    let special = special_rows(request, rows, &gather);
     let mut activations =
         Matrix { codes: vec![0; rows * k / 2], scales: vec![0x38; rows * k / BLOCK], rows, ..constant(&weight) };
-    for row in 0..rows {
-        let (place, negative) = (row * 5 % k, row / ROW_SCALES.len() % 2 == 1);
-        activations.codes[(row * k + place) / 2] = (if negative { 10 } else { 2 }) << (4 * (place % 2));
+    for (row, (_, negative)) in special.iter().enumerate() {
+        let place = row * 5 % k;
+        activations.codes[(row * k + place) / 2] = (if *negative { 10 } else { 2 }) << (4 * (place % 2));
     }
-    let mut row_scales: Vec<f32> = (0..rows).map(|row| ROW_SCALES[row % ROW_SCALES.len()]).collect();
+    let mut row_scales: Vec<f32> = special.iter().map(|(scale, _)| *scale).collect();
     with_nan(request, &mut activations, &mut row_scales);
     let gated = epilogue == Epilogue::Gated;
     let expert_scales = (0..request.slots.len())
@@ -162,5 +188,5 @@ pub(super) fn special(request: &Request) -> Problem {
             ExpertScales { gate, up, down, l1_input: nan, l2_input }
         })
         .collect();
-    Problem { matrices: vec![matrices; request.slots.len()], activations, row_scales, expert_scales }
+    Problem { gather, matrices: vec![matrices; request.slots.len()], activations, row_scales, expert_scales }
 }
