@@ -64,6 +64,15 @@ impl KernelFamily {
         }
     }
 
+    /// Their module in `host/ptx`, called like the architecture that its PTX is for.
+    #[must_use]
+    pub const fn module(self) -> &'static str {
+        match self {
+            Self::Portable => "sm_80",
+            Self::Fp4 => "sm_120f",
+        }
+    }
+
     /// What they are, and which GPUs run them.
     #[must_use]
     pub const fn description(self) -> &'static str {

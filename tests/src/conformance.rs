@@ -1,5 +1,6 @@
 //! The emulator's conformance checks on any device, and the emulator against it.
 
+use bytemuck::{NoUninit, Pod};
 use nvfp4_moe::driver::{Device, DeviceBuffer, DriverError, Module, Stream};
 use nvfp4_moe_emulator::conformance::Check;
 
@@ -107,21 +108,59 @@ fn compare(
 
 /// What the check's kernel makes of cases, one after the other.
 fn outputs(check: &Check, device: &Device, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, DriverError> {
-    let module = Module::load(device, &check.ptx, &format!("sm_{}", check.architecture))?;
-    let kernel = module.function("k")?;
-    let words = cases.concat();
-    let inputs = DeviceBuffer::alloc(device, 8 * words.len().max(1))?;
-    inputs.write(0, bytemuck::cast_slice(&words))?;
-    let mut results = vec![0u64; cases.len() * check.outputs.len()];
-    let outputs = DeviceBuffer::alloc(device, 8 * results.len())?;
-    outputs.write(0, bytemuck::cast_slice(&results))?;
-    let parameter = Check::parameter(inputs.address(), outputs.address(), cases.len());
-    let stream = Stream::new(device)?;
-    let (grid, block) = ([check.grid(cases.len()), 1, 1], [check.threads, 1, 1]);
-    // SAFETY: the kernel takes these three words; both buffers outlive the wait for the stream, hold as many cases as it
-    // says, and nothing else uses them.
-    unsafe { kernel.launch(grid, block, check.shared_bytes, stream.handle(), &parameter) }?;
-    stream.synchronize()?;
-    outputs.read(0, bytemuck::cast_slice_mut(&mut results))?;
+    let launch = PtxLaunch {
+        ptx: &check.ptx,
+        target: &format!("sm_{}", check.architecture),
+        blocks: check.grid(cases.len()),
+        threads: check.threads,
+        shared_bytes: check.shared_bytes,
+        cases: cases.len(),
+    };
+    // SAFETY: a check's kernel reads and writes one case after the other.
+    let results: Vec<u64> = unsafe { launch.run(device, &cases.concat(), cases.len() * check.outputs.len()) }?;
     Ok(results.chunks_exact(check.outputs.len()).map(<[u64]>::to_vec).collect())
+}
+
+/// A launch of the kernel `k` of a module that a check brings along, whose parameter is that of [`Check::ptx`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PtxLaunch<'a> {
+    pub(crate) ptx: &'a str,
+    /// Architecture that it is for, as errors name it.
+    pub(crate) target: &'a str,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    /// How many cases the kernel is told there are.
+    pub(crate) cases: usize,
+}
+
+impl PtxLaunch<'_> {
+    /// Runs the kernel on inputs; `count` outputs, zeros where it writes nothing.
+    ///
+    /// # Safety
+    /// The kernel reads nothing beyond the inputs and writes nothing beyond the outputs.
+    pub(crate) unsafe fn run<I: NoUninit, O: Pod>(
+        &self,
+        device: &Device,
+        inputs: &[I],
+        count: usize,
+    ) -> Result<Vec<O>, DriverError> {
+        let module = Module::load(device, self.ptx, self.target)?;
+        let kernel = module.function("k")?;
+        let bytes: &[u8] = bytemuck::cast_slice(inputs);
+        let input_buffer = DeviceBuffer::alloc(device, bytes.len().max(8))?;
+        input_buffer.write(0, bytes)?;
+        let mut results = vec![O::zeroed(); count];
+        let output_buffer = DeviceBuffer::alloc(device, size_of_val(results.as_slice()))?;
+        output_buffer.write(0, bytemuck::cast_slice(&results))?;
+        let parameter = Check::parameter(input_buffer.address(), output_buffer.address(), self.cases);
+        let stream = Stream::new(device)?;
+        let (grid, block) = ([self.blocks, 1, 1], [self.threads, 1, 1]);
+        // SAFETY: the kernel takes these three words and stays inside of both buffers, as the caller promises; they outlive
+        // the wait for the stream, and nothing else uses them.
+        unsafe { kernel.launch(grid, block, self.shared_bytes, stream.handle(), &parameter) }?;
+        stream.synchronize()?;
+        output_buffer.read(0, bytemuck::cast_slice_mut(&mut results))?;
+        Ok(results)
+    }
 }

@@ -10,6 +10,7 @@ use nvfp4_moe::device_limits::DeviceLimits;
 use nvfp4_moe::driver::backend::{Backend, Handle, KernelLaunch, Kernels, Memory, Queues};
 use nvfp4_moe::driver::{CUcontext, Device, DriverError};
 use nvfp4_moe::harness::{HarnessError, Runner};
+use nvfp4_moe::kernel_family::KernelFamily;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
 /// An architecture that the emulator can play, and for which kernels exist.
@@ -35,6 +36,12 @@ impl Architecture {
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         ARCHITECTURES.into_iter().find(|architecture| architecture.name == name)
+    }
+
+    /// The kernels that run on it.
+    #[must_use]
+    pub const fn kernels(&self) -> KernelFamily {
+        KernelFamily::of(self.compute_capability)
     }
 
     /// The limits of a device that is small on purpose: persistent grids then take several tiles a block.

@@ -29,7 +29,7 @@ use statement::{Statement, statements};
 /// Arguments of `mutate`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Architecture whose kernels are mutated.
+    /// Architecture whose kernels are mutated, one that the emulator plays: sm_80 or sm_120a.
     #[arg(long, default_value = "sm_80")]
     arch: String,
     /// Mutate this kernel only; may be given more than once.
@@ -62,7 +62,8 @@ struct Mutant {
     /// The statements around it, which may be what makes the mutation change nothing.
     previous: String,
     next: String,
-    /// Whether it stands before the kernel's first barrier of the block.
+    /// Whether it stands before the kernel's first barrier of the block, or before its first wait for an mbarrier where it
+    /// has those.
     before_barrier: bool,
 }
 
@@ -80,9 +81,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let device = format!("emulator:{}", arguments.arch);
     let architecture =
         Architecture::named(&device).with_context(|| format!("the emulator does not play {}", arguments.arch))?;
-    let path = root.join("host/ptx").join(format!("{}.ptx", arguments.arch));
+    let module = architecture.kernels().module();
+    let path = root.join("host/ptx").join(format!("{module}.ptx"));
     let ptx = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let accepted = Accepted::read(&root.join("xtask/mutants").join(format!("{}.json", arguments.arch)))?;
+    let accepted = Accepted::of_module(&root.join("xtask/mutants"), module)?;
 
     let mutants = chosen(arguments, &ptx)?;
     checks::unchanged_passes(architecture, &ptx, mutants.iter().map(|mutant| mutant.statement.kernel.as_str()))?;
@@ -115,6 +117,11 @@ fn chosen(arguments: &Arguments, ptx: &str) -> Result<Vec<Mutant>> {
     for barrier in statements.iter().filter(|statement| statement.opcode == "bar.sync") {
         first_barriers.entry(&barrier.kernel).or_insert(barrier.line);
     }
+    let mut first_waits: BTreeMap<&str, u32> = BTreeMap::new();
+    for wait in statements.iter().filter(|statement| statement.name() == "mbarrier" && statement.has("try_wait")) {
+        first_waits.entry(&wait.kernel).or_insert(wait.line);
+    }
+    first_barriers.extend(first_waits);
     let wanted = |names: &[String], name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     let mut groups: BTreeMap<(String, Kind), Vec<Mutant>> = BTreeMap::new();
     for (index, statement) in statements.iter().enumerate() {

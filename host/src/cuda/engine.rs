@@ -10,15 +10,14 @@ use crate::schedule::{Launch, Params};
 /// PTX of a family of kernels; the driver compiles it for the GPU at hand.
 struct Ptx {
     text: &'static str,
-    target: &'static str,
     /// CUDA version that the text's ISA version needs.
     needed_cuda: (u32, u32),
 }
 
 /// ISA 8.0.
-const PORTABLE: Ptx = Ptx { text: include_str!("../../ptx/sm_80.ptx"), target: "sm_80", needed_cuda: (12, 0) };
+const PORTABLE: Ptx = Ptx { text: include_str!("../../ptx/sm_80.ptx"), needed_cuda: (12, 0) };
 /// ISA 8.8, the first one that has the family sm_120f.
-const FP4: Ptx = Ptx { text: include_str!("../../ptx/sm_120f.ptx"), target: "sm_120f", needed_cuda: (12, 9) };
+const FP4: Ptx = Ptx { text: include_str!("../../ptx/sm_120f.ptx"), needed_cuda: (12, 9) };
 
 const KERNELS: [&str; 10] = [
     "route_single",
@@ -59,7 +58,7 @@ impl Engine {
             KernelFamily::Fp4 => FP4,
         };
         device.require_driver(ptx.needed_cuda)?;
-        let module = Module::load(device, ptx.text, ptx.target)?;
+        let module = Module::load(device, ptx.text, kernels.module())?;
         let mut functions = BTreeMap::new();
         for kernel in KERNELS {
             functions.insert(kernel, module.function(kernel)?);

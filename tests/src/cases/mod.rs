@@ -12,6 +12,7 @@ mod device_layout;
 mod devices;
 mod empty_experts;
 mod extremes;
+mod fp4;
 mod gate_and_up;
 mod global_scale;
 mod graphs;
@@ -42,6 +43,8 @@ enum Needs {
     Gpu,
     /// A GPU that runs the portable kernels.
     Portable,
+    /// A GPU that runs the kernels for FP4 tensor cores.
+    Fp4,
     /// A GPU whose memory nothing else takes and gives back: no sanitizer.
     WholeGpu,
     /// A GPU behind the CUDA driver: no emulator.
@@ -68,6 +71,10 @@ const fn gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> C
 
 const fn portable(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
     Case { name, needs: Needs::Portable, check }
+}
+
+const fn fp4(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
+    Case { name, needs: Needs::Fp4, check }
 }
 
 const fn whole_gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
@@ -140,6 +147,12 @@ const CASES: &[Case] = &[
     portable("stages/grouped_gemm_stream", stages::grouped_gemm::check::<0>),
     portable("stages/grouped_gemm_n64", stages::grouped_gemm::check::<1>),
     portable("stages/grouped_gemm_n128", stages::grouped_gemm::check::<2>),
+    fp4("stages/grouped_gemm_fp4", stages::grouped_gemm_fp4::check),
+    fp4("fp4/fragment_maps", fp4::instruction::fragment_maps),
+    fp4("fp4/scale_lanes", fp4::instruction::scale_lanes),
+    fp4("fp4/conversion", fp4::conversion::every_number),
+    fp4("fp4/packed_weights", fp4::places::packed_weights),
+    fp4("fp4/grouped_gemm", fp4::places::grouped_gemm),
     Case { name: "devices/no_driver", needs: Needs::NoDriver, check: devices::no_driver },
     Case { name: "devices/no_such_gpu", needs: Needs::Driver, check: devices::no_such_gpu },
     gpu("devices/driver_too_old", devices::driver_too_old),
@@ -177,6 +190,7 @@ fn listed(lab: &Lab<'_>) -> impl Iterator<Item = &'static Case> + use<> {
         Needs::Any => true,
         Needs::Gpu => gpu,
         Needs::Portable => kernels == Some(KernelFamily::Portable),
+        Needs::Fp4 => kernels == Some(KernelFamily::Fp4),
         Needs::WholeGpu => whole_gpu,
         Needs::Driver => cuda,
         Needs::NoDriver => no_driver && !gpu,

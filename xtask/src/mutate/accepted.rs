@@ -1,4 +1,5 @@
-//! Mutations that change nothing that can be observed, each with the reason: `xtask/mutants/ARCHITECTURE.json`.
+//! Mutations that change nothing that can be observed, each with the reason: `xtask/mutants/MODULE.json`, and `shared.json` for
+//! what all modules have.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ struct Rule {
     previous: String,
     #[serde(default = "anything")]
     next: String,
-    /// Whether the rule holds only before the kernel's first barrier of the block.
+    /// Whether the rule holds only before the kernel's first barrier: see [`Mutant::before_barrier`].
     #[serde(default)]
     before_barrier: bool,
     reason: String,
@@ -36,11 +37,14 @@ pub(super) struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the table; an architecture without one has no accepted mutations.
-    pub(super) fn read(path: &Path) -> Result<Self> {
-        if !path.exists() {
-            return Ok(Self { rules: Vec::new() });
-        }
+    /// The rules of a module and those of all.
+    pub(super) fn of_module(folder: &Path, module: &str) -> Result<Self> {
+        let mut rules = Self::read(&folder.join("shared.json"))?.rules;
+        rules.extend(Self::read(&folder.join(format!("{module}.json")))?.rules);
+        Ok(Self { rules })
+    }
+
+    fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let rules = serde_json::from_str(&text).with_context(|| format!("{} is no table", path.display()))?;
         Ok(Self { rules })

@@ -40,23 +40,24 @@ pub(super) enum Verdict {
 
 /// Names of the checks for a kernel, or parts of several names.
 fn checks_of(kernel: &str) -> Vec<&'static str> {
-    const STAGES: [(&str, &str); 11] = [
-        ("route", "stages/route"),
-        ("amax", "stages/quantize"),
-        ("quantize", "stages/quantize"),
-        ("combine", "stages/combine"),
-        ("pack", "stages/pack"),
-        ("read_all", "stages/read_all"),
-        ("grouped_gemm_n8", "stages/grouped_gemm_n8"),
-        ("grouped_gemm_n16", "stages/grouped_gemm_n16"),
-        ("grouped_gemm_n32", "stages/grouped_gemm_n32"),
-        ("grouped_gemm_n64", "stages/grouped_gemm_n64"),
-        ("grouped_gemm_n128", "stages/grouped_gemm_n128"),
+    const STAGES: [(&str, &[&str]); 12] = [
+        ("route", &["stages/route"]),
+        ("amax", &["stages/quantize"]),
+        ("quantize", &["stages/quantize"]),
+        ("combine", &["stages/combine"]),
+        ("pack", &["stages/pack"]),
+        ("read_all", &["stages/read_all"]),
+        ("grouped_gemm_n8", &["stages/grouped_gemm_n8"]),
+        ("grouped_gemm_n16", &["stages/grouped_gemm_n16"]),
+        ("grouped_gemm_n32", &["stages/grouped_gemm_n32"]),
+        ("grouped_gemm_n64", &["stages/grouped_gemm_n64"]),
+        ("grouped_gemm_n128", &["stages/grouped_gemm_n128"]),
+        ("grouped_gemm_fp4", &["stages/grouped_gemm_fp4", "fp4/grouped_gemm"]),
     ];
     let stage = STAGES.into_iter().find(|(name, _)| kernel == *name || kernel.starts_with(&format!("{name}_")));
     // A kernel that has no line here is checked by all stages.
-    let stage = stage.map_or("stages/", |(_, check)| check);
-    [stage].into_iter().chain(WHOLE_LAYERS).collect()
+    let checks = stage.map_or(&["stages/"][..], |(_, checks)| checks);
+    checks.iter().copied().chain(WHOLE_LAYERS).collect()
 }
 
 /// The first of the checks that fails, and what it says; none if all pass.

@@ -127,7 +127,7 @@ fn dropped(s: &Statement) -> Option<Kind> {
         "cp" if s.has("wait_group") || s.has("wait_all") => Some(Kind::DropWait),
         "cp" if s.has("commit_group") => Some(Kind::DropCommit),
         "cp" | "st" | "red" | "stmatrix" => Some(Kind::DropStore),
-        "mbarrier" if s.has("arrive") || s.has("expect_tx") => Some(Kind::DropStore),
+        "mbarrier" if s.has("arrive") || s.has("expect_tx") || s.has("init") => Some(Kind::DropStore),
         _ => None,
     }
 }
@@ -189,10 +189,15 @@ fn fragments(s: &Statement) -> Vec<(Kind, String)> {
         }
         if kind == Kind::SwapScales {
             for (place, element) in elements.iter().enumerate() {
+                let mut other = elements.clone();
                 if let Ok(selector) = element.parse::<i64>() {
-                    let mut other = elements.clone();
                     other[place] = (selector ^ 1).to_string();
                     found.push((kind, with_operand(s, index, format!("{{{}}}", other.join(", ")))));
+                } else if elements.len() > 1 {
+                    "%mutant".clone_into(&mut other[place]);
+                    let shifted = with_operand(s, index, format!("{{{}}}", other.join(", ")));
+                    let text = format!("{{ .reg .b16 %mutant; xor.b16 %mutant, {element}, 1; {shifted} }}");
+                    found.push((kind, text));
                 }
             }
         }
@@ -425,5 +430,12 @@ mod tests {
         has(&mma("%r5, {0, 1}, %r6, {0, 0}"), Kind::SwapScales, &mma("%r6, {0, 1}, %r5, {0, 0}"));
         has(&mma("%r5, {0, 1}, %r6, {0, 0}"), Kind::SwapScales, &mma("%r5, {0, 0}, %r6, {0, 0}"));
         has(&mma("{%r5}, {0, 1}, {%r6}, {0, 0}"), Kind::SwapScales, &mma("{%r5}, {0, 1}, {%r6}, {1, 0}"));
+        let shifted = mma("%r5, {%rs1, %mutant}, %r6, {%rs1, %rs1}");
+        has(
+            &mma("%r5, {%rs1, %rs2}, %r6, {%rs1, %rs1}"),
+            Kind::SwapScales,
+            &format!("{{ .reg .b16 %mutant; xor.b16 %mutant, %rs2, 1; {shifted} }}"),
+        );
+        has("mbarrier.init.shared::cta.b64 [%r1], %r2;", Kind::DropStore, "");
     }
 }

@@ -95,7 +95,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
 }
 
 /// Random codes under scales of two exponents and all mantissas.
-fn matrix(rows: usize, k: usize, rng: &mut StdRng) -> Matrix {
+pub(super) fn matrix(rows: usize, k: usize, rng: &mut StdRng) -> Matrix {
     let scale = |rng: &mut StdRng| [0x30, 0x38][rng.random_range(0..2)] + rng.random_range(0u8..8);
     Matrix {
         rows,
@@ -108,7 +108,7 @@ fn matrix(rows: usize, k: usize, rng: &mut StdRng) -> Matrix {
 }
 
 /// An element of a matrix in units of 1/32.
-fn weight(matrix: &Matrix, row: usize, k: usize) -> i64 {
+pub(super) fn element(matrix: &Matrix, row: usize, k: usize) -> i64 {
     const HALVES: [i64; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
     let code = matrix.codes[(row * matrix.cols + k) / 2] >> (4 * (k % 2)) & 15;
     let scale = matrix.scales[(row * matrix.cols + k) / BLOCK];
@@ -117,15 +117,15 @@ fn weight(matrix: &Matrix, row: usize, k: usize) -> i64 {
 }
 
 /// Packed gate and up, or one matrix.
-fn packed(matrices: &[Matrix]) -> Vec<u8> {
-    let layout = MatrixLayout::<MmaTile>::new(matrices[0].rows * matrices.len(), matrices[0].cols);
+pub(super) fn packed<T: TileOrder>(matrices: &[Matrix]) -> Vec<u8> {
+    let layout = MatrixLayout::<T>::new(matrices[0].rows * matrices.len(), matrices[0].cols);
     let mut packed = vec![0; layout.bytes()];
     for (half, matrix) in [Half::Gate, Half::Up].into_iter().zip(matrices) {
-        let interleaved = |row| interleaved_row(MmaTile::INTERLEAVE, half, row);
+        let interleaved = |row| interleaved_row(T::INTERLEAVE, half, row);
         let row_of = |row| if matrices.len() == 2 { interleaved(row) } else { row };
         place(layout, &matrix.raw(), row_of, &mut packed);
     }
-    store_words::<MmaTile>(&mut packed);
+    store_words::<T>(&mut packed);
     packed
 }
 
@@ -168,7 +168,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         (activation.alpha, activation.beta) = (nan, nan);
     }
 
-    let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed(matrices)).collect();
+    let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed::<MmaTile>(matrices)).collect();
     let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);
     let halves_of = |quarter: &i64| f16::from_f32(*quarter as f32 / 4.0);
     let weights = bench.upload(&all_packed)?;
@@ -252,12 +252,13 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
 
 /// The dot product of a row with activations in quarters, exact in f32 whatever the order.
 fn exact_sum(matrix: &Matrix, row: usize, quarters: &[i64]) -> Result<f32> {
-    let products = || quarters.iter().enumerate().map(|(k, quarter)| quarter * weight(matrix, row, k));
+    let products = || quarters.iter().enumerate().map(|(k, quarter)| quarter * element(matrix, row, k));
     ensure!(products().map(i64::abs).sum::<i64>() < 1 << 24, "sums of {} products are not exact", matrix.cols);
     Ok(products().sum::<i64>() as f32 / 128.0)
 }
 
-fn result(
+/// What a GEMM makes of the sums of gate and up, or of its one matrix; `g` is the activation row's scale.
+pub(super) fn result(
     epilogue: Epilogue,
     activation: &ActivationParams,
     [first, up]: [f32; 2],

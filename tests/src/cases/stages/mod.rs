@@ -3,6 +3,7 @@
 
 pub(super) mod combine;
 pub(super) mod grouped_gemm;
+pub(super) mod grouped_gemm_fp4;
 pub(super) mod quantize;
 pub(super) mod route;
 pub(super) mod weights;
@@ -18,20 +19,20 @@ use super::setup::Lab;
 
 /// A device that runs single kernels.
 #[derive(Clone, Copy)]
-struct Bench<'a> {
-    engine: &'a Engine,
+pub(super) struct Bench<'a> {
+    pub(super) engine: &'a Engine,
     /// Whether fresh memory is filled, so that what is read before it is written shows; an emulator knows it anyway.
     poison: bool,
 }
 
 impl<'a> Bench<'a> {
-    fn new(lab: &'a Lab<'_>) -> Result<Self> {
+    pub(super) fn new(lab: &'a Lab<'_>) -> Result<Self> {
         let engine = lab.runner.engine().context("a GPU")?;
         Ok(Self { engine, poison: !matches!(lab.runner.target(), Target::Backend(_)) })
     }
 
     /// Room for a kernel's results.
-    fn room(&self, bytes: usize) -> Result<DeviceBuffer> {
+    pub(super) fn room(&self, bytes: usize) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::alloc(self.engine.device(), bytes)?;
         if self.poison {
             buffer.fill(0, bytes, 0xFF)?;
@@ -39,7 +40,7 @@ impl<'a> Bench<'a> {
         Ok(buffer)
     }
 
-    fn upload<T: bytemuck::NoUninit>(&self, values: &[T]) -> Result<DeviceBuffer> {
+    pub(super) fn upload<T: bytemuck::NoUninit>(&self, values: &[T]) -> Result<DeviceBuffer> {
         uploaded(self.engine, bytemuck::cast_slice(values))
     }
 
@@ -47,7 +48,7 @@ impl<'a> Bench<'a> {
     ///
     /// # Safety
     /// As [`Engine::run_alone`].
-    unsafe fn run(&self, launches: &[Launch]) -> Result<()> {
+    pub(super) unsafe fn run(&self, launches: &[Launch]) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.engine.run_alone(launches)? };
         Ok(())
