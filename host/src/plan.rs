@@ -110,8 +110,8 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
-/// How many times the expected slots of an expert a token tile should hold: 7/4.
-const MARGIN: (usize, usize) = (7, 4);
+/// How many times the expected slots of an expert a token tile should hold.
+const MARGIN: (usize, usize) = (5, 4);
 const REGIONS: usize = 12;
 
 /// Everything about running one layer on one device, to the byte.
@@ -257,7 +257,7 @@ impl Plan {
     /// Variant of the grouped GEMM for a call with this many tokens: an index into [`KernelFamily::variants`]. Every
     /// variant gives the same bits.
     ///
-    /// The smallest token tile that holds nearly twice the expected slots of an expert, so that few experts need a
+    /// The smallest token tile that holds a quarter more than the expected slots of an expert, so that few experts need a
     /// second tile and read their weights again.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
