@@ -152,7 +152,9 @@ fn every_value(bench: &Bench<'_>) -> Result<()> {
             if epilogue == Epilogue::Down && activation != SWIGLU {
                 continue;
             }
-            let request = |k| Request::new(epilogue, activation, [64, k], &slots);
+            // Each kind of block that `special` has, and without gate in each half of a warp's rows.
+            let columns = if epilogue == Epilogue::Gated { 64 } else { 112 };
+            let request = |k| Request::new(epilogue, activation, [columns, k], &slots);
             let (mut values, mut codes) = (request(16), request(32).into_codes());
             (values.gather, codes.gather) = (index % 2 == 0, index % 2 == 1);
             run(bench, &values, &special(&values))?;

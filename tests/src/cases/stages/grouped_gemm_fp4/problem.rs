@@ -80,26 +80,28 @@ const TIES: [(u8, u8); 8] = [(7, 0x38), (1, 0x30), (3, 0x30), (2, 0x3A), (2, 0x3
 /// Less than 1.
 const SMALL: [(u8, u8); 3] = [(1, 0x38), (0, 0x38), (1, 0x30)];
 
-/// Blocks of 16 columns under these scales: the largest element is 6 or 1, in either half of the block, or 0.
+/// Blocks of 16 columns under these scales: the largest element is 6, or 1 in either half of the block, or 0.
 fn weight(column: usize) -> (u8, u8) {
     let (block, i) = (column / BLOCK, column % BLOCK);
     let negative = if i % 8 != 0 && i >= 8 { 8 } else { 0 };
     let (code, scale) = match (block, i) {
         (0, 8) => (0, 0x38),
         (0, _) => TIES[i % 8],
-        (1, 5) | (2, 10) => (2, 0x38),
-        (1 | 2, _) => SMALL[i % 3],
+        (1 | 4, 5) | (2 | 5, 10) => (2, 0x38),
+        (1 | 2 | 4 | 5, _) => SMALL[i % 3],
         _ => (0, 0x38),
     };
     (if code == 0 { 0 } else { code | negative }, scale)
 }
 
 /// Scales of rows.
-const ROW_SCALES: [f32; 23] = [
+const ROW_SCALES: [f32; 25] = [
     1.0,
-    // The scale of a block of up to 6 is a tie, of which the even one is below and above.
+    // The scale of a block of up to 6 and of up to 1 is a tie, of which the even one is below and above.
     1.0625,
     1.1875,
+    6.375,
+    7.125,
     // That of a block of up to 1 is the next number above a tie; the second one where 32 times the square is h.
     6.375_000_5,
     2.524_876_4,
