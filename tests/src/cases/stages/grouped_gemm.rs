@@ -38,9 +38,9 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let variant = &sm80::VARIANTS[VARIANT];
     let slots = variant.slots;
     // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
-    // The kernel for few slots has a ring in registers.
     let tile = VARIANT.checked_sub(1).map(|tile| &sm80::TILES[tile]);
-    let (stages, stage_tiles) = tile.map_or((4, 1), |tile| (tile.stages, tile.stage_tiles));
+    let (stages, stage_tiles) =
+        tile.map_or((sm80::STREAM_DEEP_STAGES as usize, 1), |tile| (tile.stages, tile.stage_tiles));
     let long = (stages * stage_tiles + 1) * MmaTile::K - BLOCK;
     let short = (stages - 1) * stage_tiles * MmaTile::K;
     let request = |epilogue, activation, columns, k, slots: &[usize], gather| Request {
@@ -85,9 +85,14 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Gated, limited, 16, 16, &[9, 3], false),
         request(Epilogue::Ungated, Activation::Relu2, 144, 64, &[5, 0, 12], false),
         request(Epilogue::Ungated, Activation::Relu2, 48, 32, &[1], true),
+        request(Epilogue::Gated, SWIGLU, 80, 64, &[12, 20, 3], false),
+        request(Epilogue::Ungated, Activation::Relu2, 80, 64, &[3, 12, 20], false),
     ];
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
-    let requests = requests.into_iter().chain(last_rows).chain(quantized.filter(|_| variant.quantizes));
+    // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings.
+    let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, 352, long, slots, false));
+    let busy = busy.into_iter().filter(|_| tile.is_none());
+    let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|_| variant.quantizes));
     for (index, request) in requests.enumerate() {
         run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
     }
