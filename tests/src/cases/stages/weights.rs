@@ -9,6 +9,7 @@ use nvfp4_moe_device::kernels::measure::{THREADS, UNLIKELY};
 use nvfp4_moe_device::params::ReadParams;
 
 use super::super::device_layout::{by_layout_for, layers};
+use super::super::setup::Layer;
 use super::{Bench, Lab, same};
 
 /// Buffers of a matrix's codes and scales.
@@ -24,9 +25,21 @@ impl Staged {
     }
 }
 
+/// The layer with every scale byte of 7 bits, that of NaN too, in each matrix.
+fn with_every_scale(mut layer: Layer) -> Layer {
+    for expert in &mut layer.experts {
+        for matrix in expert.gate.iter_mut().chain([&mut expert.up, &mut expert.down]) {
+            for (i, scale) in matrix.scales.iter_mut().enumerate() {
+                *scale = (i * 37 % 128) as u8;
+            }
+        }
+    }
+    layer
+}
+
 pub(in crate::cases) fn pack(lab: &Lab<'_>) -> Result<()> {
     let bench = Bench::new(lab)?;
-    for layer in layers() {
+    for layer in layers().into_iter().chain(layers().into_iter().map(with_every_scale)) {
         let plan = Plan::new(layer.spec, &bench.engine.device().limits(), 1)?;
         let expected = by_layout_for(plan.kernels(), &layer);
         let packed = bench.room(expected.len())?;
