@@ -194,15 +194,8 @@ fn multiply(bench: &Bench<'_>, weights: &Rows, activations: &Rows) -> Result<Vec
         k: k as u32,
         ..GroupedGemmParams::zeroed()
     };
-    let launch = Launch {
-        kernel: variant.kernel,
-        grid: [2, 1, 1],
-        threads: variant.threads,
-        shared_bytes: variant.shared_bytes,
-        params: Params::GroupedGemm(params),
-    };
-    // SAFETY: the kernel's threads and shared memory; the buffers have the documented sizes.
-    unsafe { bench.run(&[launch])? };
+    // SAFETY: the buffers have the documented sizes.
+    unsafe { bench.grouped_gemm(variant, params)? };
     downloaded(&output)
 }
 

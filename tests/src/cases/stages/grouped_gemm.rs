@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use half::f16;
 use nvfp4_moe::activation::Activation;
-use nvfp4_moe::schedule::{Launch, Params, activation_params};
+use nvfp4_moe::schedule::activation_params;
 use nvfp4_moe_device::format::packed::{Half, MatrixLayout, TileOrder, interleaved_row};
 use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_column, activation_place};
 use nvfp4_moe_device::format::{BLOCK, block};
@@ -16,7 +16,7 @@ use super::super::device_kernels::downloaded;
 use super::super::device_layout::{place, store_words};
 use super::super::setup::{Matrix, OAI, SWIGLU};
 use super::route::tile_offsets;
-use super::{Bench, Lab, same_or_nan};
+use super::{Bench, Lab, expert_of, expert_offsets, same_or_nan};
 
 /// One launch.
 struct Request {
@@ -121,6 +121,15 @@ pub(super) fn element(matrix: &Matrix, row: usize, k: usize) -> i64 {
     HALVES[usize::from(code & 7)] * sixteenths * if code & 8 == 0 { 1 } else { -1 }
 }
 
+/// The kernels' form of an activation, with NaN for the numbers that it must not use.
+pub(super) fn used_numbers(activation: Activation) -> ActivationParams {
+    let params = activation_params(activation);
+    if matches!(activation, Activation::SwiGluOai { .. }) {
+        return params;
+    }
+    ActivationParams { alpha: f32::NAN, beta: f32::NAN, ..params }
+}
+
 /// Packed gate and up, or one matrix.
 pub(super) fn packed<T: TileOrder>(matrices: &[Matrix]) -> Vec<u8> {
     let layout = MatrixLayout::<T>::new(matrices[0].rows * matrices.len(), matrices[0].cols);
@@ -139,8 +148,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     let halves = if epilogue == Epilogue::Gated { 2 } else { 1 };
     let variant = &sm80::VARIANTS[variant];
     let experts = request.slots.len();
-    let mut expert_offset = vec![0u32];
-    request.slots.iter().for_each(|slots| expert_offset.push(expert_offset[expert_offset.len() - 1] + *slots as u32));
+    let expert_offset = expert_offsets(&request.slots);
     let slots = expert_offset[experts] as usize;
     let rows = if request.gather { slots.div_ceil(2) } else { slots };
     let gather: Vec<u32> = (0..slots).map(|slot| ((slot * 7 + 3) % rows.max(1)) as u32).collect();
@@ -167,11 +175,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
             ExpertScales { gate, up, down: used(epilogue == Epilogue::Down), l1_input, l2_input }
         })
         .collect();
-    let mut activation = activation_params(request.activation);
-    if !matches!(request.activation, Activation::SwiGluOai { .. }) {
-        // Only the one activation has them.
-        (activation.alpha, activation.beta) = (nan, nan);
-    }
+    let activation = used_numbers(request.activation);
 
     let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed::<MmaTile>(matrices)).collect();
     let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);
@@ -206,20 +210,12 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         quantized: request.quantized.into(),
         padding: 0,
     };
-    let launch = Launch {
-        kernel: variant.kernel,
-        // Few blocks, so that each takes several tiles.
-        grid: [2, 1, 1],
-        threads: variant.threads,
-        shared_bytes: variant.shared_bytes,
-        params: Params::GroupedGemm(params),
-    };
-    // SAFETY: the kernel's threads and shared memory; the buffers have the documented sizes.
-    unsafe { bench.run(&[launch])? };
+    // SAFETY: the buffers have the documented sizes.
+    unsafe { bench.grouped_gemm(variant, params)? };
 
     let mut expected = Vec::with_capacity(slots * columns);
     for (slot, gathered) in gather.iter().enumerate() {
-        let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
+        let expert = expert_of(&expert_offset, slot);
         let row = if request.gather { *gathered as usize } else { slot };
         for column in 0..columns {
             let mut sums = [0.0; 2];
@@ -239,7 +235,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         let mut padding =
             (columns..output_stride).map(|column| products[slot * output_stride + activation_place(column)]);
         ensure!(padding.all(|product| product == 0), "{what}: padding of slot {slot} is not 0");
-        let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
+        let expert = expert_of(&expert_offset, slot);
         for (index, h) in h.as_chunks::<BLOCK>().0.iter().enumerate() {
             let expected = block::quantize(h, expert_scales[expert].l2_input);
             for i in 0..BLOCK {

@@ -12,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use nvfp4_moe::cuda::Engine;
 use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe::harness::Target;
-use nvfp4_moe::schedule::Launch;
+use nvfp4_moe::schedule::{Launch, Params};
+use nvfp4_moe_device::kernels::grouped_gemm::Variant;
+use nvfp4_moe_device::params::GroupedGemmParams;
 
 use super::device_kernels::{downloaded, uploaded};
 use super::setup::Lab;
@@ -53,6 +55,36 @@ impl<'a> Bench<'a> {
         unsafe { self.engine.run_alone(launches)? };
         Ok(())
     }
+
+    /// Runs a grouped GEMM on two blocks: so few that each takes several tiles.
+    ///
+    /// # Safety
+    /// The params' buffers have the documented sizes.
+    pub(super) unsafe fn grouped_gemm(&self, variant: &Variant, params: GroupedGemmParams) -> Result<()> {
+        let launch = Launch {
+            kernel: variant.kernel,
+            grid: [2, 1, 1],
+            threads: variant.threads,
+            shared_bytes: variant.shared_bytes,
+            params: Params::GroupedGemm(params),
+        };
+        // SAFETY: the kernel's threads and shared memory; the caller's contract.
+        unsafe { self.run(&[launch]) }
+    }
+}
+
+/// First slot of each expert, and the number of slots, from the experts' numbers of slots.
+fn expert_offsets(slots: &[usize]) -> Vec<u32> {
+    let ends = slots.iter().scan(0, |end, slots| {
+        *end += *slots as u32;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// The expert that a slot belongs to.
+fn expert_of(expert_offset: &[u32], slot: usize) -> usize {
+    expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1
 }
 
 /// Checks what a kernel wrote, and names the first place that differs.

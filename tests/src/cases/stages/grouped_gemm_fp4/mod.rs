@@ -6,7 +6,6 @@ mod problem;
 use anyhow::{Result, ensure};
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::driver::DeviceBuffer;
-use nvfp4_moe::schedule::{Launch, Params, activation_params};
 use nvfp4_moe_device::format::packed::MatrixLayout;
 use nvfp4_moe_device::format::tile_mxf4::Mxf4Tile;
 use nvfp4_moe_device::format::{BLOCK, block, ue4m3};
@@ -15,9 +14,9 @@ use nvfp4_moe_device::params::{Epilogue, GroupedGemmParams};
 
 use super::super::device_kernels::downloaded;
 use super::super::setup::{Matrix, OAI, SWIGLU};
-use super::grouped_gemm::{element, packed, result};
+use super::grouped_gemm::{element, packed, result, used_numbers};
 use super::route::tile_offsets;
-use super::{Bench, Lab, same, same_or_nan};
+use super::{Bench, Lab, expert_of, expert_offsets, same, same_or_nan};
 use problem::{Problem, random, special};
 
 /// Columns of activations are padded to whole stages.
@@ -179,16 +178,10 @@ fn run(bench: &Bench<'_>, request: &Request, problem: &Problem) -> Result<()> {
     let halves = matrices.first().map_or(1, Vec::len);
     let variant = &sm120::VARIANTS[0];
     let experts = request.slots.len();
-    let mut expert_offset = vec![0u32];
-    request.slots.iter().for_each(|slots| expert_offset.push(expert_offset[expert_offset.len() - 1] + *slots as u32));
+    let expert_offset = expert_offsets(&request.slots);
     let slots = expert_offset[experts] as usize;
     let by_expert = request.scales == Experts;
-    let nan = f32::NAN;
-    let mut activation = activation_params(request.activation);
-    if !matches!(request.activation, Activation::SwiGluOai { .. }) {
-        // Only the one activation has them.
-        (activation.alpha, activation.beta) = (nan, nan);
-    }
+    let activation = used_numbers(request.activation);
 
     let all_packed: Vec<u8> = matrices.iter().flat_map(|matrices| packed::<Mxf4Tile>(matrices)).collect();
     let layout = MatrixLayout::<Mxf4Tile>::new(columns * halves, k);
@@ -226,22 +219,14 @@ fn run(bench: &Bench<'_>, request: &Request, problem: &Problem) -> Result<()> {
         quantized: to_codes.into(),
         padding: 0,
     };
-    let launch = Launch {
-        kernel: variant.kernel,
-        // Few blocks, so that each takes several tiles.
-        grid: [2, 1, 1],
-        threads: variant.threads,
-        shared_bytes: variant.shared_bytes,
-        params: Params::GroupedGemm(params),
-    };
-    // SAFETY: the kernel's threads and shared memory; the buffers have the documented sizes.
-    unsafe { bench.run(&[launch])? };
+    // SAFETY: the buffers have the documented sizes.
+    unsafe { bench.grouped_gemm(variant, params)? };
 
     let mut expected = Vec::with_capacity(slots * columns);
     let mut expected_codes = vec![UNTOUCHED; slots * output_stride / 2];
     let mut expected_scales = vec![UNTOUCHED; slots * output_stride / BLOCK];
     for (slot, gathered) in gather.iter().enumerate() {
-        let expert = expert_offset.iter().filter(|&&offset| offset as usize <= slot).count() - 1;
+        let expert = expert_of(&expert_offset, slot);
         let scales = &expert_scales[expert];
         let row = if request.gather { *gathered as usize } else { slot };
         let g = match (request.scales, epilogue) {
