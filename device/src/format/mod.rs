@@ -8,6 +8,7 @@ pub mod e2m1;
 pub mod float16;
 pub mod packed;
 pub mod scale_atom;
+pub mod slot_groups;
 pub mod slots;
 pub mod tile_cpu;
 pub mod tile_mma;

@@ -10,3 +10,5 @@ pub mod mbarrier;
 pub mod shared;
 pub mod thread;
 pub mod warp;
+#[cfg(nvfp4_arch = "sm90")]
+pub mod wgmma;

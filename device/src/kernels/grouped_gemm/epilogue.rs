@@ -3,6 +3,8 @@
 use super::tile::Tile;
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 #[cfg(nvfp4_arch = "sm80")]
+use crate::format::slot_groups::SlotGroups;
+#[cfg(nvfp4_arch = "sm80")]
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
@@ -44,9 +46,10 @@ fn reduce(mut value: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
     value
 }
 
-/// One slot's row of the output.
-struct OutputRow<'a> {
+/// One slot's row of the output; `TILES`: what is quantized goes into the tiles of its expert's [`SlotGroups`].
+struct OutputRow<'a, const TILES: bool> {
     params: &'a GroupedGemmParams,
+    tile: &'a Tile,
     slot: usize,
     exists: bool,
     /// Decode scale of h.
@@ -55,7 +58,7 @@ struct OutputRow<'a> {
     lane: u32,
 }
 
-impl OutputRow<'_> {
+impl<const TILES: bool> OutputRow<'_, TILES> {
     /// Stores columns `first + g` and `first + 8 + g`, in f32 or quantized. All lanes take part.
     #[inline(always)]
     unsafe fn store(&self, first: u32, low: f32, high: f32) {
@@ -90,17 +93,30 @@ impl OutputRow<'_> {
         }
         let columns = self.params.columns as usize;
         let stride = columns.next_multiple_of(Order::K);
-        let row = (self.params.output as *mut u16).wrapping_add(self.slot * stride);
+        let first_slot = self.tile.expert_slot as usize;
+        let place = |column: usize| {
+            if TILES {
+                let slots = self.tile.expert_slots as usize;
+                SlotGroups::new(self.tile.expert as usize, first_slot, slots).place(
+                    stride / Order::K,
+                    self.slot - first_slot,
+                    column,
+                )
+            } else {
+                self.slot * stride + tile_mma::activation_place(column)
+            }
+        };
+        let output = self.params.output as *mut u16;
         let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
         // SAFETY: the slot exists, and a row has `stride` columns.
         unsafe {
-            *row.add(tile_mma::activation_place(low)) = block::product_f16(codes as u8 & 15, scale);
-            *row.add(tile_mma::activation_place(high)) = block::product_f16((codes >> 4) as u8, scale);
+            *output.add(place(low)) = block::product_f16(codes as u8 & 15, scale);
+            *output.add(place(high)) = block::product_f16((codes >> 4) as u8, scale);
             if first + BLOCK == columns {
                 // Behind the last block the row's padding begins; it is multiplied too.
                 let mut column = columns + self.lane as usize;
                 while column < stride {
-                    *row.add(tile_mma::activation_place(column)) = 0;
+                    *output.add(place(column)) = 0;
                     column += 8;
                 }
             }
@@ -128,12 +144,12 @@ impl OutputRow<'_> {
     }
 }
 
-/// Writes a warp's results.
+/// Writes a warp's results. `TILES`: what is quantized goes into tiles, not into rows.
 ///
 /// # Safety
 /// The params' pointers are as documented there; all lanes take part.
 #[inline(always)]
-pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
+pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: bool>(
     params: &GroupedGemmParams,
     tile: &Tile,
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
@@ -164,7 +180,7 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
                 } else {
                     0.0
                 };
-                let output = OutputRow { params, slot, exists, h_scale: scales.l2_input, lane: g };
+                let output = OutputRow::<TILES> { params, tile, slot, exists, h_scale: scales.l2_input, lane: g };
                 if params.epilogue == Epilogue::Gated as u32 {
                     let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
                     let h = accumulators.map(|fragment| {

@@ -244,7 +244,7 @@ unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
         // The next unit's copies may not overtake the last reads.
         sync_warp();
         next();
-        write_results(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
+        write_results::<_, false>(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
     }
 }
 
@@ -276,7 +276,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         let stages = if deep { STREAM_DEEP_STAGES } else { STREAM_STAGES };
         let shared = shared::dynamic() + warp * stages * STREAM_STAGE_BYTES as u32;
         let start = |index: u32| {
-            let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS>(&params, index, block_rows);
+            let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS, false>(&params, index, block_rows);
             let ring = Ring::start(&params, &tile, shared, stages, lane);
             (tile, ring)
         };
