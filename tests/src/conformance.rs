@@ -9,7 +9,7 @@ use nvfp4_moe_emulator::conformance::Check;
 pub enum Outcome {
     /// Every case agreed.
     Agrees,
-    /// The device is older than the instruction.
+    /// The device is older than the instruction, or newer than one that only an older one has.
     Unavailable,
     /// The kernel cannot be loaded or run, or results differ: the first difference, or the compiler's log.
     Failed(String),
@@ -44,8 +44,7 @@ pub struct Row {
 pub fn run(check: &Check, device: &Device, reference: Option<&Device>) -> Row {
     let mut row =
         Row { name: check.name.clone(), cases: Cases::default(), outcome: Outcome::Unavailable, device_lost: false };
-    let (major, minor) = device.limits().compute_capability;
-    if check.architecture > 10 * major + minor {
+    if !check.runs_on(device.limits().compute_capability) {
         return row;
     }
     let mut cases: Vec<&[u64]> = check.derived.iter().map(|(inputs, _)| inputs.as_slice()).collect();
@@ -110,7 +109,7 @@ fn compare(
 fn outputs(check: &Check, device: &Device, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, DriverError> {
     let launch = PtxLaunch {
         ptx: &check.ptx,
-        target: &format!("sm_{}", check.architecture),
+        target: &check.target(),
         blocks: check.grid(cases.len()),
         threads: check.threads,
         shared_bytes: check.shared_bytes,

@@ -88,6 +88,12 @@ pub enum FindingKind {
     ProxyFence,
     /// An mbarrier used against its rules.
     Mbarrier,
+    /// A register used while an asynchronous matrix product uses it.
+    RegisterInFlight,
+    /// Registers touched by the program and then used by an asynchronous matrix product without `wgmma.fence`.
+    RegisterFence,
+    /// `setmaxnreg` against its rules, or for registers that never become free.
+    RegisterPool,
     /// A malformed operand: a value outside of what the instruction allows.
     Operand,
     /// The kernel executed `trap`.
@@ -111,6 +117,9 @@ impl fmt::Display for FindingKind {
             Self::InFlight => "use of memory that an asynchronous copy is writing",
             Self::ProxyFence => "missing proxy fence",
             Self::Mbarrier => "misuse of an mbarrier",
+            Self::RegisterInFlight => "use of a register of a matrix product that is under way",
+            Self::RegisterFence => "missing wgmma.fence",
+            Self::RegisterPool => "misuse of setmaxnreg",
             Self::Operand => "operand out of range",
             Self::Trap => "trap",
             Self::InstructionLimit => "instruction limit reached",

@@ -86,7 +86,7 @@ fn write_ptx(folder: &str, filter: &str) -> Result<ExitCode> {
     std::fs::create_dir_all(folder)?;
     for (index, check) in checks(filter).iter().enumerate() {
         let name: String = check.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-        std::fs::write(format!("{folder}/sm{}_{index:04}_{name}.ptx", check.architecture), &check.ptx)?;
+        std::fs::write(format!("{folder}/{}_{index:04}_{name}.ptx", check.target().replace('_', "")), &check.ptx)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -116,7 +116,7 @@ fn work(arguments: &Arguments, from: usize) -> Result<ExitCode> {
         let row = run(check, &device, reference.as_ref());
         let outcome = match &row.outcome {
             Outcome::Agrees => "ok".to_owned(),
-            Outcome::Unavailable => format!("needs sm_{}", check.architecture),
+            Outcome::Unavailable => format!("needs {}", check.target()),
             Outcome::Failed(what) => format!("FAILED: {}", what.replace(['\n', '\t'], " ")),
         };
         let Cases { compared, same, near } = row.cases;
@@ -209,7 +209,7 @@ fn print(checks: &[Check], results: &[(Cases, String)], device: &str, arguments:
     let compared: usize = results.iter().map(|(cases, _)| cases.compared).sum();
     let (all, failed) = (checks.len(), failures.len());
     println!(
-        "\n{device}: {agree} of {all} forms agree on {compared} inputs, {failed} fail, {missing} need a newer GPU."
+        "\n{device}: {agree} of {all} forms agree on {compared} inputs, {failed} fail, {missing} need another GPU."
     );
     for (check, (_, outcome)) in failures {
         println!("- `{}`: {outcome}", check.name);
@@ -246,7 +246,7 @@ fn print_families(checks: &[Check], results: &[(Cases, String)], device: &str) {
         }
     }
     println!(
-        "| {device} | opcodes | forms | inputs compared | bit-equal | within bound | forms that fail | need a newer GPU |\n\
+        "| {device} | opcodes | forms | inputs compared | bit-equal | within bound | forms that fail | need another GPU |\n\
          |---|---|---:|---:|---:|---:|---:|---:|"
     );
     let count = all.opcodes.len().to_string();

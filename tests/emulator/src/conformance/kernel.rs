@@ -16,6 +16,9 @@ pub(super) fn header(architecture: u32) -> String {
     }
 }
 
+/// Version and target lines for what only sm_90 has (`sm_90a`).
+pub(super) const SM_90A: &str = ".version 8.7\n.target sm_90a\n.address_size 64\n";
+
 /// A module whose kernel applies `instruction` to each case.
 pub(super) fn module(architecture: u32, instruction: &str, outputs: &[Kind], inputs: &[Kind]) -> String {
     let mut text = header(architecture);

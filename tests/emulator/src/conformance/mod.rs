@@ -34,6 +34,8 @@ pub struct Check {
     pub family: &'static str,
     /// The oldest architecture that has it, such as 80.
     pub architecture: u32,
+    /// It needs what only this architecture has (`sm_90a`), and no newer one.
+    pub is_specific: bool,
     /// A module with one kernel `k`, whose parameter is 24 bytes: address of the inputs, address of the outputs, and how
     /// many cases there are.
     pub ptx: String,
@@ -62,6 +64,19 @@ impl Check {
         let mut checks = table::checks();
         checks.extend(programs::checks());
         checks
+    }
+
+    /// The target of its module.
+    #[must_use]
+    pub fn target(&self) -> String {
+        format!("sm_{}{}", self.architecture, if self.is_specific { "a" } else { "" })
+    }
+
+    /// Whether a GPU of a compute capability can run it.
+    #[must_use]
+    pub const fn runs_on(&self, (major, minor): (u32, u32)) -> bool {
+        let architecture = 10 * major + minor;
+        if self.is_specific { architecture == self.architecture } else { architecture >= self.architecture }
     }
 
     /// Number of blocks for so many cases.

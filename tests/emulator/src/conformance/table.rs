@@ -86,6 +86,7 @@ fn check(family: &'static str, row: &str) -> Check {
         name: name.split(' ').next().unwrap_or_default().to_owned(),
         family,
         architecture,
+        is_specific: false,
         ptx: kernel::module(architecture, &text, &outputs, &inputs),
         threads: THREADS,
         blocks: 0,

@@ -21,6 +21,7 @@ pub(crate) struct Decoder {
     dynamic_shared: u32,
     param_bytes: u64,
     narrow_stores: bool,
+    has_async_products: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -75,6 +76,7 @@ impl Decoder {
             dynamic_shared: 0,
             param_bytes: 0,
             narrow_stores: false,
+            has_async_products: false,
         };
         decoder.declare_variables(ast, kernel);
         for declaration in &kernel.registers {
@@ -156,12 +158,19 @@ impl Decoder {
             param_bytes: self.param_bytes as usize,
             max_threads: kernel.max_threads,
             narrow_stores: self.narrow_stores,
+            has_async_products: self.has_async_products,
+            launch_registers: kernel.launch_registers(),
         }
     }
 
     /// A store of so many bytes exists.
     pub(crate) fn note_store(&mut self, bytes: usize) {
         self.narrow_stores |= bytes < 4;
+    }
+
+    /// A `wgmma` exists.
+    pub(crate) fn note_async_product(&mut self) {
+        self.has_async_products = true;
     }
 
     fn initial(&mut self, initial: Initial) -> Reg {

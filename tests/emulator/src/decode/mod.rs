@@ -52,6 +52,10 @@ pub(crate) struct Kernel {
     pub(crate) max_threads: u32,
     /// There are stores of less than 4 bytes, so races are told apart by the byte.
     pub(crate) narrow_stores: bool,
+    /// There are `wgmma`.
+    pub(crate) has_async_products: bool,
+    /// Registers of a thread at launch, where a directive says enough to know.
+    pub(crate) launch_registers: Option<u32>,
 }
 
 /// A general register.

@@ -37,7 +37,7 @@ pub(crate) fn shared_fault(fault: SharedFault, lane: usize, address: u64) -> Fau
     let kind = match fault {
         SharedFault::OutOfBounds => FindingKind::OutOfBounds,
         SharedFault::Unwritten(_) => FindingKind::UnwrittenMemory,
-        SharedFault::Race(_) => FindingKind::SharedRace,
+        SharedFault::Race(_) | SharedFault::MatrixRace(_) => FindingKind::SharedRace,
         SharedFault::InFlight(_) => FindingKind::InFlight,
         SharedFault::Proxy => FindingKind::ProxyFence,
         SharedFault::Object => FindingKind::Mbarrier,

@@ -110,7 +110,7 @@ impl Block {
             }
             if !progress {
                 return if self.warps.iter().all(|warp| warp.live == 0) {
-                    Ok(true)
+                    self.leftover(launch).map_or(Ok(true), Err)
                 } else {
                     Err(self.deadlock(launch))
                 };
@@ -132,7 +132,18 @@ impl Block {
         self.warps.iter().map(|warp| warp.thread_instructions).sum()
     }
 
+    /// What was left undone when all threads have ended.
+    fn leftover(&self, launch: &Launch<'_>) -> Option<Box<Finding>> {
+        let (pc, warp, missing) = self.state.extra.warpgroups.incomplete()?;
+        let detail = format!("warp {missing} of the block, in the same warpgroup, never executed it");
+        Some(self.finding(launch, warp as usize, pc, &fault(FindingKind::Divergent, u32::MAX, detail)))
+    }
+
     fn deadlock(&self, launch: &Launch<'_>) -> Box<Finding> {
+        if let Some((warp, detail)) = self.state.extra.registers.waits() {
+            let pc = self.warps[warp as usize].first_blocked().map_or(0, |(_, pc)| pc);
+            return self.finding(launch, warp as usize, pc, &fault(FindingKind::RegisterPool, u32::MAX, detail));
+        }
         let waiting = self.warps.iter().enumerate().find_map(|(index, warp)| Some((index, warp.first_blocked()?)));
         let (warp, (lane, pc)) = waiting.unwrap_or((0, (0, 0)));
         let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();

@@ -5,6 +5,7 @@ pub(crate) mod barrier;
 pub(crate) mod block;
 pub(crate) mod lanes;
 pub(crate) mod launch;
+pub(crate) mod registers;
 pub(crate) mod warp;
 
 use crate::error::FindingKind;
@@ -104,12 +105,30 @@ impl Context<'_> {
         if missing != 0 {
             return Err(self.unwritten(self.launch.kernel.register_name(register), missing));
         }
+        if !self.warp.products.touch(register) {
+            return Err(self.register_in_flight(register, lanes));
+        }
         Ok(self.warp.registers[index])
     }
 
     #[cold]
     fn unwritten(&self, name: &str, lanes: u32) -> Fault {
         fault(FindingKind::UnwrittenRegister, lanes, format!("register {name}"))
+    }
+
+    /// Values of a register in all lanes, as a matrix product reads them.
+    pub(crate) fn read_for_product(&self, register: Reg) -> Result<&Lanes, Fault> {
+        let index = register.0 as usize;
+        match !self.warp.written[index] {
+            0 => Ok(&self.warp.registers[index]),
+            missing => Err(self.unwritten(self.launch.kernel.register_name(register), missing)),
+        }
+    }
+
+    /// Sets a register in all lanes, as a matrix product does.
+    pub(crate) fn write_of_product(&mut self, register: Reg, values: &Lanes) {
+        self.warp.registers[register.0 as usize] = *values;
+        self.warp.written[register.0 as usize] = u32::MAX;
     }
 
     /// Sets a register in `lanes`.
@@ -125,6 +144,7 @@ impl Context<'_> {
             }
         }
         self.warp.written[index] |= lanes;
+        self.warp.products.touch_to_write(register, lanes);
     }
 
     /// Lanes in which a predicate operand holds; every one of `lanes` must have written it.

@@ -6,6 +6,7 @@
 
 use super::block::BlockState;
 use super::launch::Launch;
+use super::registers::AsyncRegisters;
 use super::{Context, Fault, Lanes, Step};
 use crate::decode::Kernel;
 use crate::instructions::WarpState;
@@ -40,6 +41,8 @@ pub(crate) struct Warp {
     split_steps: u32,
     /// Lanes made room for each other since all were together: they may meet later than the code alone would have it.
     pub(crate) interleaved: bool,
+    /// Which registers asynchronous matrix products use.
+    pub(crate) products: AsyncRegisters,
     /// State that families of instructions keep for a warp.
     pub(crate) state: WarpState,
     /// Instructions executed, for each lane.
@@ -77,6 +80,7 @@ impl Warp {
             other_pc: u32::MAX,
             split_steps: 0,
             interleaved: false,
+            products: AsyncRegisters::new(if kernel.has_async_products { kernel.registers.len() } else { 0 }),
             state: WarpState::default(),
             thread_instructions: 0,
             instructions: 0,
@@ -180,7 +184,11 @@ impl Warp {
                     continue;
                 }
             }
-            match instruction.operation.execute(&mut cx, lanes)? {
+            let step = instruction.operation.execute(&mut cx, lanes)?;
+            if let Some((register, lanes)) = cx.warp.products.violation() {
+                return Err(cx.register_in_flight(register, lanes));
+            }
+            match step {
                 Step::Next => self.pc += 1,
                 Step::Jump { taken, target } => {
                     if taken == self.active {

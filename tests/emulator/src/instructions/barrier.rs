@@ -1,4 +1,4 @@
-//! Barriers of blocks (PTX ISA 9.7.13.1) and warps (9.7.13.2), and fences (9.7.13.4).
+//! Barriers of blocks (PTX ISA 9.7.13.1) and warps (9.7.13.2), of grids (9.7.13.13), and fences (9.7.13.4).
 
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::execute::{Condition, Context, Execute, Fault, Pred, Reg, Step};
@@ -198,6 +198,11 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             Box::new(WarpBarrier { members: d.source(s, 0, Type::B32)? })
         }
         "bar" | "barrier" => block_barrier(d, s)?,
+        "griddepcontrol" => {
+            // Grids run one after the other, each to its end.
+            s.modifiers.one_of(&[("launch_dependents", ()), ("wait", ())]).ok_or("its action")?;
+            Box::new(Fence { proxy: false })
+        }
         "membar" => {
             s.modifiers.one_of(&[("cta", ()), ("gl", ()), ("sys", ())]).ok_or("its level")?;
             Box::new(Fence { proxy: false })

@@ -46,6 +46,25 @@ impl Execute for CopyBulk {
     }
 }
 
+/// `cp.async.bulk.prefetch.L2` (9.7.9.25.4.3): there is no cache, but what is to be fetched must be there.
+struct Prefetch {
+    from: Source,
+    size: Reg,
+}
+
+impl Execute for Prefetch {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        let (from, sizes) = (cx.read(self.from.base, lanes)?, cx.read(self.size, lanes)?);
+        for lane in each(lanes) {
+            let from = self.from.address(from[lane]);
+            let size = checked_size(lane, sizes[lane], from, from)?;
+            let place = cx.launch.memory.place(from, size);
+            place.map_err(|fault| fault_at(fault.kind, lane as u32, from, fault.detail))?;
+        }
+        Ok(Step::Next)
+    }
+}
+
 /// From shared to global memory.
 struct StoreBulk {
     to: Source,
@@ -119,6 +138,15 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         s.modifiers.take("read");
         d.integer(s, 0)?;
         return Ok(Some(Box::new(Group)));
+    }
+    if s.modifiers.take("prefetch") {
+        for name in ["L2", "global"] {
+            s.modifiers.need(name)?;
+        }
+        if s.modifiers.take("L2::cache_hint") {
+            d.source(s, 2, Type::B64)?;
+        }
+        return Ok(Some(Box::new(Prefetch { from: d.address(s, 0)?, size: d.source(s, 1, Type::U32)? })));
     }
     if s.modifiers.take("bulk_group") {
         return decode_store(d, s).map(Some);

@@ -1,16 +1,10 @@
-//! Matrix multiply-accumulate of 16-bit operands (PTX ISA 9.7.14.5: `mma.sync` m16n8k16 and m16n8k8).
-//!
-//! The document leaves order and rounding open. Here: products are exact, they are added in ascending k in f64, then the
-//! accumulator is added, and the result is rounded once to f32. With operands of 6 significant bits, as ours are, the
-//! sum of the products is exact too: each is a multiple of 2^-20 below 2^23, so 16 of them need 47 bits. For
-//! any f16 or bf16 operands the f64 additions err by at most 16 * 2^-53 of the largest partial sum, far below the f32
-//! rounding; hardware, which cuts low bits off while aligning, errs more.
+//! Matrix multiply-accumulate of 16-bit operands (PTX ISA 9.7.14.5: `mma.sync` m16n8k16 and m16n8k8). What the unit makes of the operands is in [`super::product`].
 //!
 //! With `Accumulate::F64` what the rounding to f32 drops is kept beside the register and added again when the
 //! register is the accumulator next: a chain of `mma` adds up in f64.
 
 use super::half::f16_to_f32;
-use super::small_float::add_odd;
+use super::product;
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::error::FindingKind;
 use crate::execute::launch::Accumulate;
@@ -26,14 +20,14 @@ pub(crate) struct Residues {
 
 impl Residues {
     /// The accumulator in f64: the kept value if the register still holds its rounding.
-    fn restore(&self, register: Reg, lane: usize, value: f32) -> f64 {
+    pub(super) fn restore(&self, register: Reg, lane: usize, value: f32) -> f64 {
         match self.values.get(register.0 as usize) {
             Some(Some(kept)) if (kept[lane] as f32).to_bits() == value.to_bits() => kept[lane],
             _ => f64::from(value),
         }
     }
 
-    fn keep(&mut self, register: Reg, lane: usize, value: f64) {
+    pub(super) fn keep(&mut self, register: Reg, lane: usize, value: f64) {
         let index = register.0 as usize;
         if self.values.len() <= index {
             self.values.resize_with(index + 1, || None);
@@ -65,25 +59,33 @@ pub(super) fn accumulate(cx: &mut Context<'_>, d: [Reg; 4], c: [Reg; 4], sums: &
         std::array::from_fn(|lane| {
             let sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
             let addend = f32::from_bits(addends[i][lane] as u32);
-            if exact {
-                sum + cx.warp.state.residues.restore(c[i], lane, addend)
-            } else {
-                // The exact sum, so that the only rounding is the one to f32.
-                add_odd(sum, f64::from(addend))
-            }
+            if exact { sum + cx.warp.state.residues.restore(c[i], lane, addend) } else { product::add(sum, addend) }
         })
     });
     for (&register, values) in d.iter().zip(&results) {
         if exact {
             values.iter().enumerate().for_each(|(lane, &value)| cx.warp.state.residues.keep(register, lane, value));
         }
-        let rounded = values.map(|value| {
-            let value = value as f32;
-            u64::from(if value.is_nan() { 0x7FFF_FFFF } else { value.to_bits() })
-        });
-        cx.write(register, u32::MAX, &rounded);
+        cx.write(register, u32::MAX, &values.map(|value| product::rounded(value).into()));
     }
     Ok(())
+}
+
+/// The two elements of a register.
+fn pair(value: u64, convert: fn(u16) -> f32) -> [f64; 2] {
+    [value as u16, (value >> 16) as u16].map(|bits| f64::from(convert(bits)))
+}
+
+/// The warp's rows of A from the values of registers, two for each 8 of K: rows g and g + 8.
+pub(super) fn fragment_a(registers: &[Lanes], convert: fn(u16) -> f32) -> product::A {
+    let mut a = [[0.0; product::DEPTH]; product::ROWS];
+    for (i, values) in registers.iter().enumerate() {
+        for (lane, &value) in values.iter().enumerate() {
+            let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
+            a[row][k..k + 2].copy_from_slice(&pair(value, convert));
+        }
+    }
+    a
 }
 
 /// `mma.sync.aligned.m16n8k16.row.col` (and k8; 9.7.14.5.14) with f32 accumulators.
@@ -102,41 +104,28 @@ impl Execute for Mma {
         if !whole_warp(cx, lanes)? {
             return Ok(Step::Hold);
         }
-        let mut a = [[0f64; 16]; 16];
-        // k first: the inner loop runs along n.
-        let mut b = [[0f64; 8]; 16];
-        let pair = |value: u64| [value as u16, (value >> 16) as u16].map(|bits| f64::from((self.convert)(bits)));
-        for (i, &register) in self.a.iter().enumerate() {
-            let values = cx.read(register, u32::MAX)?;
-            for (lane, value) in values.into_iter().enumerate() {
-                let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
-                a[row][k..k + 2].copy_from_slice(&pair(value));
-            }
+        let mut registers = [[0; 32]; 4];
+        for (values, &register) in registers.iter_mut().zip(&self.a) {
+            *values = cx.read(register, u32::MAX)?;
         }
+        let a = fragment_a(&registers[..self.a.len()], self.convert);
+        let mut b = [0f64; product::DEPTH * 8];
         for (i, &register) in self.b.iter().enumerate() {
             let values = cx.read(register, u32::MAX)?;
             for (lane, value) in values.into_iter().enumerate() {
                 let (column, k) = (lane / 4, 2 * (lane % 4) + 8 * i);
-                let [first, second] = pair(value);
-                (b[k][column], b[k + 1][column]) = (first, second);
+                [b[8 * k + column], b[8 * (k + 1) + column]] = pair(value, self.convert);
             }
         }
-        let depth = 8 * self.b.len();
-        let sums = a.map(|row| {
-            let mut sums = [0.0; 8];
-            for (x, b) in row[..depth].iter().zip(&b) {
-                for (sum, y) in sums.iter_mut().zip(b) {
-                    *sum += x * y;
-                }
-            }
-            sums
-        });
+        let mut sums = [0.0; product::ROWS * 8];
+        product::sums(&a, &b, 8, &mut sums);
+        let sums = std::array::from_fn(|row| std::array::from_fn(|column| sums[8 * row + column]));
         accumulate(cx, self.d, self.c, &sums)?;
         Ok(Step::Next)
     }
 }
 
-fn bf16_to_f32(bits: u16) -> f32 {
+pub(super) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 

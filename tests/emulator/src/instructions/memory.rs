@@ -43,6 +43,7 @@ impl Load {
         }
         for register in self.destinations.iter().filter_map(|&(register, _)| register) {
             cx.warp.written[register.0 as usize] |= lanes;
+            cx.warp.products.touch_to_write(register, lanes);
         }
         Ok(Step::Next)
     }

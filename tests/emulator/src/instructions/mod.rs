@@ -14,15 +14,19 @@ mod half;
 mod integer;
 mod integer_more;
 mod matrix;
+mod matrix_descriptor;
 mod matrix_memory;
 mod mbarrier;
 mod memory;
 mod movement;
 mod mxf4;
 mod packed_float;
+mod product;
 mod select;
 mod small_float;
 mod warp;
+mod warpgroup;
+mod wgmma;
 
 use crate::decode::{Decoder, Operation, Refusal, Statement};
 use crate::execute::Reg;
@@ -54,6 +58,8 @@ const FAMILIES: &[Family] = &[
     matrix::decode,
     matrix_memory::decode,
     mxf4::decode,
+    wgmma::decode,
+    warpgroup::decode,
     mbarrier::decode,
     bulk::decode,
 ];
@@ -70,6 +76,8 @@ pub(crate) struct WarpState {
 pub(crate) struct BlockExtra {
     mbarriers: mbarrier::Mbarriers,
     reductions: barrier::Reductions,
+    pub(crate) warpgroups: warpgroup::Warpgroups,
+    pub(crate) registers: warpgroup::RegisterPool,
 }
 
 /// Decodes a statement.

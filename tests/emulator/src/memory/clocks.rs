@@ -5,28 +5,30 @@
 //! warps: those accesses are ordered before what it does now. `bar.warp.sync` lets lanes know of each other, barriers and
 //! mbarriers pass knowledge on. An instruction that merely names lanes (`shfl.sync`) orders no memory.
 //!
+//! The matrix unit of each warp reads asynchronously (`wgmma`): it counts as a thread of its own, whose reads a warp knows of
+//! when it has waited for them.
+//!
 //! What one lane learns of other warps from an mbarrier, its warp knows: a `bar.warp.sync` that is missing behind such a wait
 //! is not found.
 
-/// Thread index bits of an entry.
-const THREAD_BITS: u32 = 10;
-const THREAD: u32 = (1 << THREAD_BITS) - 1;
-const MAX_TIME: u32 = u32::MAX >> THREAD_BITS;
-
-/// An access: when, and by whom. 0 is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// An access: when, and by whom, in the low bits. 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry(u32);
 
 impl Entry {
-    /// The thread.
-    pub(crate) fn thread(self) -> u32 {
-        self.0 & THREAD
-    }
-
     /// Whether there was an access.
     pub(crate) fn is_none(self) -> bool {
         self.0 == 0
     }
+}
+
+/// Who accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accessor {
+    /// A thread.
+    Thread(u32),
+    /// The matrix unit, for a warp.
+    MatrixUnit(u32),
 }
 
 /// What a barrier or an mbarrier hands from those who arrive to those who leave: of each thread, the last present.
@@ -43,7 +45,9 @@ pub(crate) fn join(to: &mut Knowledge, from: &[u32]) {
 /// Clocks of a block.
 pub(crate) struct Clocks {
     time: u32,
-    /// Of each thread.
+    /// Low bits of an entry that are the thread.
+    thread_bits: u32,
+    /// Of each thread, then of each warp's matrix unit (0 while it has not read).
     present: Vec<u32>,
     /// Of each warp: what it knows of the threads of other warps.
     known: Vec<Knowledge>,
@@ -57,6 +61,7 @@ impl Clocks {
     pub(crate) fn new(warps: usize) -> Self {
         let mut clocks = Self {
             time: 0,
+            thread_bits: u32::BITS - (warps as u32 * 33).leading_zeros(),
             present: Vec::new(),
             known: vec![Vec::new(); warps],
             lanes: vec![[[0; 32]; 32]; warps],
@@ -70,37 +75,87 @@ impl Clocks {
     fn restart(&mut self) {
         let warps = self.known.len();
         self.time = 1;
-        self.present = vec![1; warps * 32];
-        self.known.iter_mut().for_each(|known| *known = vec![0; warps * 32]);
+        self.present = [vec![1; warps * 32], vec![0; warps]].concat();
+        self.known.iter_mut().for_each(|known| *known = vec![0; warps * 33]);
         self.lanes.fill([[0; 32]; 32]);
-        self.floor.fill(1 << THREAD_BITS);
+        self.floor.fill(1 << self.thread_bits);
+    }
+
+    const fn max_time(&self) -> u32 {
+        u32::MAX >> self.thread_bits
+    }
+
+    fn index(&self, entry: Entry) -> u32 {
+        entry.0 & ((1 << self.thread_bits) - 1)
+    }
+
+    /// Whose entry it is.
+    pub(crate) fn accessor(&self, entry: Entry) -> Accessor {
+        let (index, threads) = (self.index(entry), 32 * self.known.len() as u32);
+        if index < threads { Accessor::Thread(index) } else { Accessor::MatrixUnit(index - threads) }
     }
 
     /// The entry of an access of `thread` now.
     #[inline(always)]
     pub(crate) fn entry(&self, thread: u32) -> Entry {
-        Entry(self.present[thread as usize] << THREAD_BITS | thread)
+        Entry(self.present[thread as usize] << self.thread_bits | thread)
     }
 
     /// Whether an access is ordered before what `thread` does now.
     #[inline(always)]
     pub(crate) fn ordered(&self, entry: Entry, thread: u32) -> bool {
-        let (warp, other) = ((thread / 32) as usize, entry.thread());
+        let (warp, other) = ((thread / 32) as usize, self.index(entry));
         let known = || match other / 32 == thread / 32 {
             true => self.lanes[warp][(thread % 32) as usize][(other % 32) as usize],
             false => self.known[warp][other as usize],
         };
-        entry.0 < self.floor[warp] || other == thread || entry.0 >> THREAD_BITS <= known()
+        entry.0 < self.floor[warp] || other == thread || entry.0 >> self.thread_bits <= known()
     }
 
-    /// Time moves for the lanes of a warp; true when all notes must be dropped because time began again.
-    fn tick(&mut self, warp: usize, lanes: u32) -> bool {
-        let restarts = self.time == MAX_TIME;
+    /// Time moves; true when it began again.
+    fn advance(&mut self) -> bool {
+        let restarts = self.time == self.max_time();
         if restarts {
             // Rare: forget all that happened rather than misplace it.
             self.restart();
         }
         self.time += 1;
+        restarts
+    }
+
+    /// The matrix unit begins to read for a warp: the time at which it does, and whether time began again.
+    pub(crate) fn begin_matrix_read(&mut self, warp: usize) -> (u32, bool) {
+        let restarts = self.advance();
+        let unit = 32 * self.known.len() + warp;
+        self.present[unit] = self.time;
+        (self.time, restarts)
+    }
+
+    /// The warp knows that its matrix unit has read all that it began to read up to a time.
+    pub(crate) fn end_matrix_read(&mut self, warp: usize, time: u32) {
+        let unit = 32 * self.known.len() + warp;
+        let known = &mut self.known[warp][unit];
+        *known = time.max(*known);
+    }
+
+    /// The entry of a read of a warp's matrix unit now.
+    pub(crate) fn matrix_entry(&self, warp: usize) -> Entry {
+        self.entry((32 * self.known.len() + warp) as u32)
+    }
+
+    /// Whether an access is ordered before what any lane of a warp does now.
+    pub(crate) fn ordered_for_any(&self, entry: Entry, warp: u32) -> bool {
+        (0..32).any(|lane| self.ordered(entry, 32 * warp + lane))
+    }
+
+    /// Entries below this are ordered before what the warp's lanes do now.
+    pub(crate) fn floor(&self, warp: usize) -> Entry {
+        Entry(self.floor[warp])
+    }
+
+    /// Time moves for the lanes of a warp; true when all notes must be dropped because time began again.
+    fn tick(&mut self, warp: usize, lanes: u32) -> bool {
+        let restarts = self.advance();
         for lane in crate::execute::each(lanes) {
             self.present[warp * 32 + lane] = self.time;
         }
@@ -143,7 +198,10 @@ impl Clocks {
         let known = &mut self.known[warp];
         join(known, from);
         known[own.clone()].fill(0);
-        let others = known.iter().enumerate().filter(|(thread, _)| !own.contains(thread)).map(|(_, &known)| known);
+        // Of units that have not read nothing need be known.
+        let others = known.iter().zip(&self.present).enumerate();
+        let others = others.filter(|(thread, (_, present))| !own.contains(thread) && **present != 0);
+        let others = others.map(|(_, (&known, _))| known);
         let mut lowest = others.min().unwrap_or(u32::MAX);
         for (lane, known) in self.lanes[warp].iter_mut().enumerate() {
             if lanes >> lane & 1 == 1 {
@@ -154,7 +212,7 @@ impl Clocks {
             let others = known.iter().enumerate().filter(|(other, _)| *other != lane).map(|(_, &known)| known);
             lowest = others.fold(lowest, u32::min);
         }
-        self.floor[warp] = (lowest + 1) << THREAD_BITS;
+        self.floor[warp] = (lowest + 1) << self.thread_bits;
     }
 }
 
@@ -196,7 +254,25 @@ mod tests {
     #[test]
     fn time_begins_again() {
         let mut clocks = Clocks::new(1);
-        let restarts = (0..MAX_TIME).filter(|_| clocks.sync_warp(0, 1)).count();
+        let restarts = (0..clocks.max_time()).filter(|_| clocks.sync_warp(0, 1)).count();
         assert_eq!(restarts, 1);
+    }
+
+    #[test]
+    fn the_matrix_unit_reads_until_it_is_waited_for() {
+        let mut clocks = Clocks::new(2);
+        let (first_time, _) = clocks.begin_matrix_read(1);
+        let first = clocks.matrix_entry(1);
+        clocks.begin_matrix_read(1);
+        let second = clocks.matrix_entry(1);
+        assert_eq!(clocks.accessor(first), Accessor::MatrixUnit(1));
+        assert!(!clocks.ordered(first, 0) && !clocks.ordered(first, 40));
+        clocks.end_matrix_read(1, first_time);
+        // Any lane of the warp passes on what it waited for.
+        let mut knowledge = Knowledge::new();
+        clocks.release(1, 1 << 9, &mut knowledge);
+        clocks.acquire(0, 1, &knowledge);
+        assert!(clocks.ordered(first, 0) && clocks.ordered(first, 40));
+        assert!(!clocks.ordered(second, 0) && !clocks.ordered(second, 40));
     }
 }

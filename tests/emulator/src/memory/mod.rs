@@ -3,6 +3,7 @@
 pub(crate) mod clocks;
 mod device;
 pub(crate) mod global_races;
+mod matrix_read;
 pub(crate) mod shared;
 
 pub use device::DeviceMemory;

@@ -2,7 +2,7 @@
 //! still being copied. An earlier access that is not ordered before ([`super::clocks`]) and conflicts is a race.
 
 use super::SHARED_BASE;
-use super::clocks::{Clocks, Entry, Knowledge};
+use super::clocks::{Accessor, Clocks, Entry, Knowledge};
 
 /// In place of a copy's thread: an mbarrier object.
 const OBJECT: u16 = u16::MAX;
@@ -15,6 +15,8 @@ pub(crate) enum SharedFault {
     Unwritten(usize),
     /// With this thread.
     Race(u32),
+    /// With the matrix unit, which reads for this warp.
+    MatrixRace(u32),
     /// A copy by this thread is under way.
     InFlight(u32),
     /// A generic store that no proxy fence made visible.
@@ -25,19 +27,19 @@ pub(crate) enum SharedFault {
 
 /// Shared memory of a block.
 pub(crate) struct SharedMemory {
-    bytes: Vec<u8>,
-    written: Vec<bool>,
+    pub(super) bytes: Vec<u8>,
+    pub(super) written: Vec<bool>,
     /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
-    generic: Vec<bool>,
+    pub(super) generic: Vec<bool>,
     shift: u32,
-    writers: Vec<Entry>,
-    readers: [Vec<Entry>; 2],
+    pub(super) writers: Vec<Entry>,
+    pub(super) readers: [Vec<Entry>; 2],
     /// Last atomic access; empty until there is one.
     atomics: Vec<Entry>,
     /// Thread plus 1 whose copy to this granule is under way.
     in_flight: Vec<u16>,
     copies_in_flight: u32,
-    clocks: Clocks,
+    pub(super) clocks: Clocks,
 }
 
 impl SharedMemory {
@@ -60,18 +62,18 @@ impl SharedMemory {
         }
     }
 
-    fn offset(&self, address: u32, bytes: usize) -> Result<usize, SharedFault> {
+    pub(super) fn offset(&self, address: u32, bytes: usize) -> Result<usize, SharedFault> {
         match address.checked_sub(SHARED_BASE) {
             Some(offset) if offset as usize + bytes <= self.bytes.len() => Ok(offset as usize),
             _ => Err(SharedFault::OutOfBounds),
         }
     }
 
-    fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
+    pub(super) fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
         offset >> self.shift..((offset + bytes - 1) >> self.shift) + 1
     }
 
-    fn check_in_flight(&self, granules: std::ops::Range<usize>) -> Result<(), SharedFault> {
+    pub(super) fn check_in_flight(&self, granules: std::ops::Range<usize>) -> Result<(), SharedFault> {
         if self.copies_in_flight > 0
             && let Some(&thread) = self.in_flight[granules].iter().find(|&&thread| thread != 0)
         {
@@ -81,11 +83,18 @@ impl SharedMemory {
         Ok(())
     }
 
+    pub(super) fn race(&self, with: Entry) -> SharedFault {
+        match self.clocks.accessor(with) {
+            Accessor::Thread(thread) => SharedFault::Race(thread),
+            Accessor::MatrixUnit(warp) => SharedFault::MatrixRace(warp),
+        }
+    }
+
     /// Checks that `thread` knows of the atomics.
-    fn check_atomics(&self, granules: std::ops::Range<usize>, thread: u32) -> Result<(), SharedFault> {
+    pub(super) fn check_atomics(&self, granules: std::ops::Range<usize>, thread: u32) -> Result<(), SharedFault> {
         let atomics = if self.atomics.is_empty() { &[] } else { &self.atomics[granules] };
         match atomics.iter().find(|&&entry| !self.clocks.ordered(entry, thread)) {
-            Some(entry) => Err(SharedFault::Race(entry.thread())),
+            Some(entry) => Err(self.race(*entry)),
             None => Ok(()),
         }
     }
@@ -99,13 +108,14 @@ impl SharedMemory {
         for granule in granules {
             let writer = self.writers[granule];
             if !self.clocks.ordered(writer, thread) {
-                return Err(SharedFault::Race(writer.thread()));
+                return Err(self.race(writer));
             }
             let [first, second] = [self.readers[0][granule], self.readers[1][granule]];
             // Two readers of different threads are kept, so that one of them is not the next writer.
-            let slot = if first.thread() == thread || first.is_none() {
+            let is_mine = |entry| self.clocks.accessor(entry) == Accessor::Thread(thread);
+            let slot = if first.is_none() || is_mine(first) {
                 0
-            } else if second.thread() == thread {
+            } else if is_mine(second) {
                 1
             } else {
                 usize::from(!self.clocks.ordered(first, thread))
@@ -124,7 +134,7 @@ impl SharedMemory {
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
                 if !self.clocks.ordered(earlier, thread) {
-                    return Err(SharedFault::Race(earlier.thread()));
+                    return Err(self.race(earlier));
                 }
             }
             self.writers[granule] = entry;
@@ -173,7 +183,7 @@ impl SharedMemory {
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
                 if !self.clocks.ordered(earlier, thread) {
-                    return Err(SharedFault::Race(earlier.thread()));
+                    return Err(self.race(earlier));
                 }
             }
             self.atomics[granule] = self.clocks.entry(thread);
@@ -236,7 +246,7 @@ impl SharedMemory {
     /// Whether `thread` knows of the beginning of the mbarrier object.
     pub(crate) fn use_object(&self, address: u32, thread: u32) -> Result<(), SharedFault> {
         let writer = self.writers[self.offset(address, 8)? >> self.shift];
-        if self.clocks.ordered(writer, thread) { Ok(()) } else { Err(SharedFault::Race(writer.thread())) }
+        if self.clocks.ordered(writer, thread) { Ok(()) } else { Err(self.race(writer)) }
     }
 
     /// An mbarrier object ends.
@@ -273,7 +283,7 @@ impl SharedMemory {
     }
 
     /// Drops all notes if time began again.
-    fn forget(&mut self, restarts: bool) {
+    pub(super) fn forget(&mut self, restarts: bool) {
         if restarts {
             self.writers.fill(Entry::default());
             self.atomics.fill(Entry::default());
@@ -306,6 +316,7 @@ impl SharedFault {
             Self::OutOfBounds => "outside of the block's shared memory".into(),
             Self::Unwritten(byte) => format!("byte {byte} of the access"),
             Self::Race(thread) => format!("with thread {thread}, no barrier in between"),
+            Self::MatrixRace(warp) => format!("a wgmma of warp {warp} reads it, and nobody waited for that"),
             Self::InFlight(thread) => format!("the copy was started by thread {thread}"),
             Self::Proxy => "an ordinary store wrote it last".into(),
             Self::Object => "an mbarrier object lies there".into(),

@@ -84,6 +84,26 @@ pub struct KernelAst {
     pub statements: Vec<Statement>,
     /// `.maxntid` or `.reqntid`, 0 where there is none.
     pub max_threads: u32,
+    /// `.minnctapersm`, 0 where there is none.
+    pub min_blocks: u32,
+    /// `.maxnreg`, 0 where there is none.
+    pub max_registers: u32,
+}
+
+impl KernelAst {
+    /// Registers of a thread at launch: `.maxnreg`, or what of 65,536 is there for each thread of as many blocks as shall
+    /// be on a multiprocessor; none where no directive says how many threads there are.
+    #[must_use]
+    pub fn launch_registers(&self) -> Option<u32> {
+        const OF_MULTIPROCESSOR: u32 = 1 << 16;
+        const STEP: u32 = 8;
+        if self.max_registers != 0 {
+            return Some(self.max_registers.next_multiple_of(STEP));
+        }
+        let threads = self.max_threads.next_multiple_of(32) * self.min_blocks.max(1);
+        let most = OF_MULTIPROCESSOR.checked_div(threads)?;
+        Some((most / STEP * STEP).min(256))
+    }
 }
 
 /// One `.reg` name.

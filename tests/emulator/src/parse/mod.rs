@@ -147,6 +147,8 @@ impl Parser {
             variables: Vec::new(),
             statements: Vec::new(),
             max_threads: 0,
+            min_blocks: 0,
+            max_registers: 0,
         };
         if self.skip('(') {
             while !self.skip(')') {
@@ -167,9 +169,8 @@ impl Parser {
                     }
                     kernel.max_threads = threads as u32;
                 }
-                ".minnctapersm" | ".maxnreg" => {
-                    self.integer()?;
-                }
+                ".minnctapersm" => kernel.min_blocks = self.integer()? as u32,
+                ".maxnreg" => kernel.max_registers = self.integer()? as u32,
                 ".pragma" => self.skip_to(';'),
                 _ => return self.wrong("a performance directive or the body"),
             }

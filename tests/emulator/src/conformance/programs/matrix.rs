@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::super::inputs::Kind;
 use super::super::{Check, Tolerance};
-use super::{Program, exact, scrambled};
+use super::{Program, exact, pack, scrambled};
 
 /// `ldmatrix` (9.7.14.5.15) and `stmatrix` (9.7.14.5.16): lane i gives the address of row i of all matrices, one below the other.
 fn fragments() -> Vec<Check> {
@@ -66,11 +66,6 @@ const LOAD: &str = "mul.wide.u32 %rd1, %t, 16; add.u64 %rd1, %in, %rd1; ld.globa
     ld.global.v2.b32 {%r8, %r9}, [%mine+512]; ld.global.v4.b32 {%r12, %r13, %r14, %r15}, [%rd1+768];";
 const STORE: &str = "mul.wide.u32 %rd2, %t, 32; add.u64 %rd2, %out, %rd2; st.global.b32 [%rd2], %r16; \
     st.global.b32 [%rd2+8], %r17; st.global.b32 [%rd2+16], %r18; st.global.b32 [%rd2+24], %r19;";
-
-/// Words of 32 bits, two in one of 64.
-fn pack(words: &[u32]) -> Vec<u64> {
-    words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(*pair.get(1).unwrap_or(&0)) << 32).collect()
-}
 
 /// The product of two 16-bit matrices given by their bits, 9.7.14.5.7 and 9.7.14.5.8.
 struct Product {

@@ -6,6 +6,8 @@ mod matrix;
 mod mbarrier;
 mod synchronization;
 mod warp;
+mod warpgroup;
+mod wgmma;
 
 use super::inputs::Kind;
 use super::{Check, Tolerance, kernel};
@@ -17,6 +19,8 @@ pub(super) fn checks() -> Vec<Check> {
         ("copies", asynchronous::checks()),
         ("mbarriers, bulk copies", mbarrier::checks()),
         ("matrices", matrix::checks()),
+        ("warpgroups", warpgroup::checks()),
+        ("products of warpgroups", wgmma::checks()),
     ];
     families.into_iter().flat_map(|(family, all)| all.into_iter().map(move |check| Check { family, ..check })).collect()
 }
@@ -49,6 +53,7 @@ impl Program<'_> {
             // [`checks`] says it.
             family: "",
             architecture: self.architecture,
+            is_specific: false,
             ptx,
             threads: self.threads,
             blocks: 1,
@@ -66,6 +71,17 @@ impl Program<'_> {
 fn exact(name: &str, architecture: u32, threads: u32, body: &str, inputs: Vec<u64>, expected: Vec<u64>) -> Check {
     let (output, tolerance) = (Kind::Int(64), Tolerance::Bits);
     Program { name, architecture, threads, body, inputs, expected, output, tolerance }.check()
+}
+
+/// A check of sm_90 as one of `sm_90a`.
+fn of_sm_90a(check: Check) -> Check {
+    let ptx = check.ptx.replace(&kernel::header(90), kernel::SM_90A);
+    Check { ptx, is_specific: true, ..check }
+}
+
+/// Words of 32 bits, two in one of 64.
+fn pack(words: &[u32]) -> Vec<u64> {
+    words.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(*pair.get(1).unwrap_or(&0)) << 32).collect()
 }
 
 /// Numbers without a pattern.

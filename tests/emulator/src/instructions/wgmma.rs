@@ -1,0 +1,274 @@
+//! Asynchronous matrix products of a warpgroup (PTX ISA 9.7.15.5 and 9.7.15.7): `wgmma.mma_async` m64nNk16 of f16 and bf16
+//! with f32 accumulators, `wgmma.fence`, `wgmma.commit_group`, `wgmma.wait_group`.
+//!
+//! Each warp multiplies its 16 rows when it comes to the instruction. Accumulators, registers with A and what is read in
+//! shared memory count as in use until the warp has waited for the product: [`crate::execute::registers`],
+//! [`crate::memory`].
+
+use super::half::f16_to_f32;
+use super::matrix::{bf16_to_f32, fragment_a, whole_warp};
+use super::matrix_descriptor::Descriptor;
+use super::product::{self, DEPTH, ROWS};
+use super::warpgroup::{WARPS, in_warpgroup};
+use super::{Decoder, Operation, Refusal, Statement};
+use crate::error::FindingKind;
+use crate::execute::access::shared_fault;
+use crate::execute::launch::Accumulate;
+use crate::execute::registers::Role;
+use crate::execute::{Condition, Context, Execute, Fault, Lanes, Reg, Step, fault};
+use crate::types::Type;
+
+/// `wgmma.fence`, `wgmma.commit_group`, `wgmma.wait_group` (9.7.15.7).
+enum Group {
+    Fence,
+    Commit,
+    Wait(usize),
+}
+
+impl Execute for Group {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        if !in_warpgroup(cx, lanes, [0; 3])? {
+            return Ok(Step::Hold);
+        }
+        match *self {
+            Self::Fence => cx.warp.products.fence(),
+            Self::Commit => cx.warp.products.commit(),
+            Self::Wait(pending) => {
+                if let Some(time) = cx.warp.products.wait(pending) {
+                    cx.block.shared.end_matrix_read(cx.warp.index, time);
+                }
+            }
+        }
+        Ok(Step::Next)
+    }
+}
+
+/// Where A is.
+enum MatrixA {
+    Registers([Reg; 4]),
+    Shared { descriptor: Reg, m_major: bool },
+}
+
+/// `wgmma.mma_async` (9.7.15.5.2).
+struct MultiplyAsync {
+    convert: fn(u16) -> f32,
+    n: usize,
+    d: Vec<Reg>,
+    a: MatrixA,
+    b: Reg,
+    n_major: bool,
+    /// Without it the accumulators count as 0.
+    accumulates: Condition,
+    /// One of A and B is negated.
+    negates: bool,
+}
+
+impl MultiplyAsync {
+    fn descriptor(cx: &Context<'_>, register: Reg) -> Result<(u64, Descriptor), Fault> {
+        let bits = cx.uniform(register, u32::MAX)?;
+        let descriptor = Descriptor::decode(bits).map_err(|why| fault(FindingKind::Operand, u32::MAX, why))?;
+        Ok((bits, descriptor))
+    }
+
+    /// The 16-bit elements of a chunk, read for the running warp.
+    fn chunk(cx: &mut Context<'_>, address: u32) -> Result<[u16; 8], Fault> {
+        let (shared, warp) = (&mut cx.block.shared, cx.warp.index);
+        let noted = shared.note_matrix_read(address, warp);
+        noted.and_then(|()| shared.elements(address)).map_err(|fault| shared_fault(fault, 0, address.into()))
+    }
+
+    /// The warp's rows of A from shared memory.
+    fn rows(&self, cx: &mut Context<'_>, descriptor: Descriptor, m_major: bool) -> Result<product::A, Fault> {
+        let first = (cx.warp.index as usize % WARPS * ROWS) as u32;
+        let mut a = [[0.0; DEPTH]; ROWS];
+        if m_major {
+            for k in 0..DEPTH {
+                for half in 0..2 {
+                    let address = descriptor.chunk(true, first / 8 + half, k as u32);
+                    for (i, element) in Self::chunk(cx, address)?.into_iter().enumerate() {
+                        a[8 * half as usize + i][k] = (self.convert)(element).into();
+                    }
+                }
+            }
+        } else {
+            for (row, values) in (first..).zip(&mut a) {
+                for (half, values) in (0..2).zip(values.chunks_exact_mut(8)) {
+                    let elements = Self::chunk(cx, descriptor.chunk(false, row, half))?;
+                    for (value, element) in values.iter_mut().zip(elements) {
+                        *value = (self.convert)(element).into();
+                    }
+                }
+            }
+        }
+        Ok(a)
+    }
+
+    /// B, k first.
+    fn columns(&self, cx: &mut Context<'_>, descriptor: Descriptor) -> Result<Vec<f64>, Fault> {
+        let n = self.n;
+        let mut b = vec![0.0; DEPTH * n];
+        if self.n_major {
+            for (k, row) in (0..).zip(b.chunks_exact_mut(n)) {
+                for (chunk, values) in (0..).zip(row.chunks_exact_mut(8)) {
+                    let elements = Self::chunk(cx, descriptor.chunk(true, chunk, k))?;
+                    for (value, element) in values.iter_mut().zip(elements) {
+                        *value = (self.convert)(element).into();
+                    }
+                }
+            }
+        } else {
+            for column in 0..n {
+                for half in 0..2 {
+                    let elements = Self::chunk(cx, descriptor.chunk(false, column as u32, half))?;
+                    for (i, element) in elements.into_iter().enumerate() {
+                        b[(8 * half as usize + i) * n + column] = (self.convert)(element).into();
+                    }
+                }
+            }
+        }
+        Ok(b)
+    }
+
+    /// Lane 4g + q holds in registers 4c to 4c + 3 (g, 8c + 2q), (g, 8c + 2q + 1), (g + 8, 8c + 2q), (g + 8, 8c + 2q + 1).
+    fn accumulate(&self, cx: &mut Context<'_>, accumulates: bool, sums: &[f64]) -> Result<(), Fault> {
+        let exact = cx.launch.config.accumulate == Accumulate::F64;
+        for (i, &register) in self.d.iter().enumerate() {
+            let (first_row, first_column) = (8 * (i / 2 % 2), 8 * (i / 4) + i % 2);
+            let sum = |lane: usize| sums[(first_row + lane / 4) * self.n + first_column + 2 * (lane % 4)];
+            let addends = if accumulates { *cx.read_for_product(register)? } else { [0; 32] };
+            let values: [f64; 32] = std::array::from_fn(|lane| {
+                let addend = f32::from_bits(addends[lane] as u32);
+                if exact && accumulates {
+                    sum(lane) + cx.warp.state.residues.restore(register, lane, addend)
+                } else {
+                    product::add(sum(lane), addend)
+                }
+            });
+            if exact {
+                values.iter().enumerate().for_each(|(lane, &value)| cx.warp.state.residues.keep(register, lane, value));
+            }
+            cx.write_of_product(register, &values.map(|value| product::rounded(value).into()));
+        }
+        Ok(())
+    }
+}
+
+impl Execute for MultiplyAsync {
+    fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        if !whole_warp(cx, lanes)? {
+            return Ok(Step::Hold);
+        }
+        let lanes = u32::MAX;
+        let held = cx.holds(self.accumulates, lanes)?;
+        if held != 0 && held != u32::MAX {
+            let detail = format!("scale-d holds in the lanes {held:#010x} only");
+            return Err(fault(FindingKind::Operand, held, detail));
+        }
+        let (bits_b, descriptor_b) = Self::descriptor(cx, self.b)?;
+        let shared_a = match self.a {
+            MatrixA::Registers(_) => None,
+            MatrixA::Shared { descriptor, m_major } => Some((Self::descriptor(cx, descriptor)?, m_major)),
+        };
+        let bits_a = shared_a.map_or(0, |((bits, _), _)| bits);
+        if !in_warpgroup(cx, lanes, [bits_a, bits_b, u64::from(held & 1)])? {
+            return Ok(Step::Hold);
+        }
+        let role = Role::Accumulator(self.n as u16);
+        for &register in &self.d {
+            cx.check_product_register(register, role)?;
+        }
+        let time = cx.block.shared.begin_matrix_read(cx.warp.index);
+        let mut a = match (&self.a, shared_a) {
+            (_, Some(((_, descriptor), m_major))) => self.rows(cx, descriptor, m_major)?,
+            (MatrixA::Registers(registers), _) => {
+                let mut values: [Lanes; 4] = [[0; 32]; 4];
+                for (values, &register) in values.iter_mut().zip(registers) {
+                    cx.check_product_register(register, Role::Multiplicand)?;
+                    *values = *cx.read_for_product(register)?;
+                }
+                fragment_a(&values, self.convert)
+            }
+            (MatrixA::Shared { .. }, None) => unreachable!("a descriptor was decoded"),
+        };
+        let b = self.columns(cx, descriptor_b)?;
+        if self.negates {
+            a.iter_mut().flatten().for_each(|value| *value = -*value);
+        }
+        let mut sums = vec![0.0; ROWS * self.n];
+        product::sums(&a, &b, self.n, &mut sums);
+        self.accumulate(cx, held != 0, &sums)?;
+        cx.warp.products.begin(time);
+        self.d.iter().for_each(|&register| cx.warp.products.hold(register, role));
+        if let MatrixA::Registers(registers) = self.a {
+            registers.into_iter().for_each(|register| cx.warp.products.hold(register, Role::Multiplicand));
+        }
+        Ok(Step::Next)
+    }
+}
+
+/// The number of columns of a shape m64nNk16.
+fn columns(shape: &str) -> Option<usize> {
+    let n: usize = shape.strip_prefix("m64n")?.strip_suffix("k16")?.parse().ok()?;
+    (n.is_multiple_of(8) && (8..=256).contains(&n) && shape == format!("m64n{n}k16")).then_some(n)
+}
+
+/// An immediate 0 or 1.
+fn flag(d: &Decoder, s: &Statement<'_>, index: usize) -> Result<bool, Refusal> {
+    match d.integer(s, index)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        value => Err(format!("operand {} is {value}, not 0 or 1", index + 1).into()),
+    }
+}
+
+fn multiply(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
+    let shape = s.modifiers.next().ok_or("without a shape")?;
+    let n = columns(shape).ok_or_else(|| format!("shape .{shape}"))?;
+    let convert: fn(u16) -> f32 = match [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?] {
+        [Type::F32, Type::F16, Type::F16] => f16_to_f32,
+        [Type::F32, Type::Bf16, Type::Bf16] => bf16_to_f32,
+        _ => return Err("these matrix types".into()),
+    };
+    d.note_async_product();
+    let registers = |d: &mut Decoder, index| -> Result<Vec<Reg>, Refusal> {
+        let all: Option<Vec<Reg>> = d.destinations(s, index, Type::B32, false)?.into_iter().collect();
+        all.ok_or_else(|| "`_` where a register belongs".into())
+    };
+    let accumulators = registers(d, 0)?;
+    if accumulators.len() != n / 2 {
+        return Err(format!("{} accumulators where {} belong", accumulators.len(), n / 2).into());
+    }
+    let in_registers = matches!(s.operand(1)?, crate::parse::ast::Operand::Vector(_));
+    let a = if in_registers {
+        let all = registers(d, 1)?.try_into();
+        MatrixA::Registers(all.map_err(|all: Vec<Reg>| format!("{} registers of A, not 4", all.len()))?)
+    } else {
+        MatrixA::Shared { descriptor: d.source(s, 1, Type::B64)?, m_major: flag(d, s, 6)? }
+    };
+    let sign = |index| match d.integer(s, index)? as i64 {
+        1 => Ok(false),
+        -1 => Ok(true),
+        value => Err(Refusal(format!("operand {} is {value}, not 1 or -1", index + 1))),
+    };
+    let negates = sign(4)? != sign(5)?;
+    let n_major = flag(d, s, if in_registers { 6 } else { 7 })?;
+    let (b, accumulates) = (d.source(s, 2, Type::B64)?, d.predicate_source(s, 3)?);
+    Ok(Box::new(MultiplyAsync { convert, n, d: accumulators, a, b, n_major, accumulates, negates }))
+}
+
+pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
+    if s.name != "wgmma" {
+        return Ok(None);
+    }
+    let name = s.modifiers.next().ok_or("without an operation")?;
+    for name in ["sync", "aligned"] {
+        s.modifiers.need(name)?;
+    }
+    Ok(Some(match name {
+        "fence" => Box::new(Group::Fence),
+        "commit_group" => Box::new(Group::Commit),
+        "wait_group" => Box::new(Group::Wait(d.integer(s, 0)? as usize)),
+        "mma_async" => multiply(d, s)?,
+        _ => return Err(format!("operation .{name}").into()),
+    }))
+}
