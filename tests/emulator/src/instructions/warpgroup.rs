@@ -77,14 +77,12 @@ pub(super) fn in_warpgroup(cx: &mut Context<'_>, lanes: u32, operands: [u64; 3])
         None => state.ahead.push_back(instruction),
         Some(other) if (other.pc, other.operands) == (instruction.pc, instruction.operands) => {}
         Some(other) => {
+            let warp = other.first_warp;
             let detail = if other.pc == instruction.pc {
-                format!(
-                    "operands {operands:#x?} here, {:#x?} in warp {} of the warpgroup",
-                    other.operands, other.first_warp
-                )
+                format!("operands {operands:x?} here, {:x?} in warp {warp} of the warpgroup", other.operands)
             } else {
                 let line = cx.launch.kernel.code[other.pc as usize].line;
-                format!("warp {} of the warpgroup executed line {line} instead", other.first_warp)
+                format!("warp {warp} of the warpgroup executed line {line} instead")
             };
             return Err(fault(FindingKind::Divergent, lanes, detail));
         }

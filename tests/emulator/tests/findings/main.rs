@@ -7,6 +7,7 @@ mod mbarriers;
 mod proxies;
 mod races;
 mod unwritten;
+mod warpgroups;
 
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Finding, FindingKind, Module};
 
@@ -70,13 +71,16 @@ impl Pair {
 }
 
 /// The module of a body: the zeros in `%rd1`, the unwritten memory in `%rd2`, the thread in `%r1`, `smem` in `%r2`.
+///
+/// What stands in a body before `BODY:` are directives of the kernel.
 fn text(body: &str) -> String {
+    let (directive, body) = body.split_once("BODY:").unwrap_or(("", body));
     format!(
         ".version 8.7
 .target sm_120a
 .extern .shared .align 16 .b8 smem[];
 .const .align 8 .b32 numbers[2] = {{1, 2}};
-.visible .entry kernel_of_the_pair(.param .b64 data, .param .b64 fresh) {{
+.visible .entry kernel_of_the_pair(.param .b64 data, .param .b64 fresh) {directive} {{
 .reg .pred %p<8>; .reg .b16 %rs<8>; .reg .b32 %r<32>; .reg .b64 %rd<16>; .reg .f32 %f<16>;
 .local .align 8 .b8 depot[16];
 ld.param.b64 %rd1, [data];
@@ -164,6 +168,7 @@ fn every_kind_has_a_pair() {
         proxies::PAIRS,
         races::PAIRS,
         unwritten::PAIRS,
+        warpgroups::PAIRS,
     ];
     let kinds = lists.iter().flat_map(|pairs| pairs.iter()).map(|pair| pair.kind);
     let mut missing = vec![
@@ -179,6 +184,9 @@ fn every_kind_has_a_pair() {
         FindingKind::InFlight,
         FindingKind::ProxyFence,
         FindingKind::Mbarrier,
+        FindingKind::RegisterInFlight,
+        FindingKind::RegisterFence,
+        FindingKind::RegisterPool,
         FindingKind::Operand,
         FindingKind::Trap,
         FindingKind::InstructionLimit,
