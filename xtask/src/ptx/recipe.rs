@@ -46,6 +46,8 @@ impl Target {
             "-Clinker=true".to_owned(),
             // Arrays of accumulators stay in registers only if every loop over them is unrolled.
             "-Cllvm-args=-unroll-threshold=20000".to_owned(),
+            // No indirect branches: a few comparisons a tile cost nothing, and say more to the assembler.
+            "-Cllvm-args=-min-jump-table-entries=1000".to_owned(),
         ];
         for arch in self.arch {
             flags.extend(["--cfg".to_owned(), format!("nvfp4_arch=\"{arch}\"")]);

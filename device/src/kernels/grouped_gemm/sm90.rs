@@ -65,6 +65,8 @@ const _: () = {
     // What sm_90 gives a block.
     assert!(VARIANTS[1].shared_bytes <= 227 * 1024);
     // An atom of the swizzle begins at a multiple of its 1024 bytes.
+    // A tile's share of K is one run of bytes.
+    assert!(ROW_TILES == MmaTile::GROUP);
     assert!(STAGE_BYTES.is_multiple_of(1024) && TILE_BYTES == 1024);
 };
 

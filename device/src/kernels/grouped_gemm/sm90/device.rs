@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::*;
+use crate::format::packed::TileGrid;
 use crate::format::slot_groups::SlotGroups;
 use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
@@ -63,42 +64,37 @@ fn slot_fragments(slots: u32) -> u32 {
     slots.div_ceil(16) * 2
 }
 
-/// Copies the weights and activations of one tile, stage after stage: a lane a weight tile, and one for all activations.
+/// Row tiles of the tile that exist.
 #[inline(always)]
-unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor, lane: u32) -> Cursor {
-    let k_tiles = params.k_tiles;
+fn existing_row_tiles(params: &GroupedGemmParams, tile: &Tile) -> u32 {
+    let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
+    grid.width(tile.row as usize / MmaTile::ROWS) as u32
+}
+
+/// Copies the weights and activations of one tile, stage after stage; one lane does it all.
+#[inline(always)]
+unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor) -> Cursor {
+    let (row_tiles, k_tiles) = (params.row_tiles as usize, params.k_tiles as usize);
+    let grid = TileGrid::<MmaTile>::new(row_tiles, k_tiles);
+    let row_tile = tile.row as usize / MmaTile::ROWS;
+    let mut weights = tile.weights.wrapping_add(grid.offset(row_tile, 0));
+    let weight_bytes = grid.step(row_tile) as u32;
+    // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
     let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
-    let first_group = (tile.slot - tile.expert_slot) / GROUP_SLOTS as u32;
+    let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
+    let mut activations = (params.activations as *const u8).wrapping_add(groups.tile(k_tiles, 0, first_group) * 2);
     let activation_bytes = slot_fragments(tile.slots) * TILE_BYTES as u32;
-    let weights = lane < ROW_TILES as u32;
-    let (mut source, step, to, bytes);
-    if weights {
-        // A row tile that does not exist is replaced by one that does: nobody writes its results.
-        let row_tile = tile.row / MmaTile::ROWS as u32 + lane;
-        let row_tile = if row_tile < params.row_tiles { row_tile } else { params.row_tiles - 1 };
-        source = tile.weights.wrapping_add(row_tile as usize * k_tiles as usize * MmaTile::BYTES);
-        (step, to, bytes) =
-            (MmaTile::BYTES, ACTIVATION_BYTES as u32 + lane * MmaTile::BYTES as u32, MmaTile::BYTES as u32);
-    } else {
-        // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
-        let first = groups.tile(k_tiles as usize, 0, first_group as usize);
-        source = (params.activations as *const u8).wrapping_add(first * 2);
-        (step, to, bytes) = (groups.count * TILE_BYTES, 0, activation_bytes);
-    }
     let mut k_tile = 0;
-    while k_tile < k_tiles {
+    while k_tile < params.k_tiles {
         // SAFETY: the tiles exist, and the stage is written after its readers gave it back.
         unsafe {
             mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-            if lane == 0 {
-                mbarrier::arrive_expect(cursor.full(), (ROW_TILES * MmaTile::BYTES) as u32 + activation_bytes);
-            }
-            sync_warp();
-            if lane <= ROW_TILES as u32 {
-                mbarrier::copy_bulk(cursor.data() + to, source, bytes, cursor.full());
-            }
+            mbarrier::arrive_expect(cursor.full(), weight_bytes + activation_bytes);
+            mbarrier::copy_bulk(cursor.weights(), weights, weight_bytes, cursor.full());
+            mbarrier::copy_bulk(cursor.data(), activations, activation_bytes, cursor.full());
         }
-        source = source.wrapping_add(step);
+        weights = weights.wrapping_add(weight_bytes as usize);
+        activations = activations.wrapping_add(groups.count * TILE_BYTES);
         cursor = cursor.next();
         k_tile += 1;
     }
@@ -113,16 +109,17 @@ struct Weights {
 }
 
 impl Weights {
+    /// From a stage, whose tiles of this warp are at these places.
     #[inline(always)]
-    unsafe fn load(stage: u32, warp: &Warp) -> Self {
+    unsafe fn load(stage: u32, places: &[u32; ROW_FRAGMENTS], lane: u32) -> Self {
         let mut weights = Self { codes: [[0; 4]; ROW_FRAGMENTS], scales: [[0; 2]; ROW_FRAGMENTS] };
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            let tile = stage + (warp.row / FRAGMENT_ROWS as u32 + m as u32) * MmaTile::BYTES as u32;
+            let tile = stage + places[m];
             // SAFETY: the stage is full.
             unsafe {
-                weights.codes[m] = shared::load_v4(tile + warp.lane * 16);
-                weights.scales[m] = shared::load_v2(tile + MmaTile::CODE_BYTES as u32 + warp.lane / 4 * 8);
+                weights.codes[m] = shared::load_v4(tile + lane * 16);
+                weights.scales[m] = shared::load_v2(tile + MmaTile::CODE_BYTES as u32 + lane / 4 * 8);
             }
             m += 1;
         }
@@ -169,8 +166,17 @@ where
     // SAFETY: see the functions called.
     unsafe {
         let mut accumulators: Accumulators<SLOT_FRAGMENTS> = [[[0.0; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
+        // A row tile that does not exist is replaced by one that does: nobody writes its results.
+        let last = existing_row_tiles(params, tile) - 1;
+        let mut places = [0; ROW_FRAGMENTS];
+        let mut m = 0;
+        while m < ROW_FRAGMENTS {
+            let row_tile = warp.row / FRAGMENT_ROWS as u32 + m as u32;
+            places[m] = if row_tile < last { row_tile } else { last } * MmaTile::BYTES as u32;
+            m += 1;
+        }
         mbarrier::wait(cursor.full(), cursor.parity);
-        let mut weights = Weights::load(cursor.weights(), warp);
+        let mut weights = Weights::load(cursor.weights(), &places, warp.lane);
         let mut a = weights.operands::<AHEAD>(0);
         let mut k_tile = 0;
         while k_tile < params.k_tiles {
@@ -195,7 +201,7 @@ where
                 } else {
                     if k_tile + 1 < params.k_tiles {
                         mbarrier::wait(next.full(), next.parity);
-                        weights = Weights::load(next.weights(), warp);
+                        weights = Weights::load(next.weights(), &places, warp.lane);
                     }
                     weights.operands(0)
                 };
@@ -204,6 +210,8 @@ where
                 wgmma::wait_group::<0>();
                 a = following;
             }
+            // All lanes have read the stage.
+            sync_warp();
             if warp.lane == 0 {
                 mbarrier::arrive(cursor.empty());
             }
@@ -248,10 +256,10 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
         let mut index = block_idx_x();
         if warp >= CONSUMER_WARPS {
             leave_registers::<PRODUCER_REGISTERS>();
-            if warp == CONSUMER_WARPS {
+            if warp == CONSUMER_WARPS && lane == 0 {
                 while index < tiles {
                     let tile = Tile::find::<ROWS, SLOTS, true>(&params, index, block_rows);
-                    cursor = produce(&params, &tile, cursor, lane);
+                    cursor = produce(&params, &tile, cursor);
                     index += grid_dim_x();
                 }
             }
