@@ -4,6 +4,7 @@
 //! forward map and its inverse, and `device/tests/layouts.rs` proves that they are bijections.
 
 pub mod block;
+pub mod block_fma;
 pub mod e2m1;
 pub mod float16;
 pub mod packed;

@@ -23,9 +23,10 @@ pub(crate) mod device {
     use super::{DESTINATION_BYTES, SHARED_BYTES, THREADS};
     use crate::format::slot_groups::{SlotGroups, TILE_K};
     use crate::format::tile_mma::activation_place;
-    use crate::format::{BLOCK, block, float16};
+    use crate::format::{BLOCK, block, block_fma, float16};
     use crate::kernels::device_rows::{find_expert, row_count};
     use crate::params::{Element, ExpertScales, NO_SLOT, QuantizeParams, RowScale, Rows};
+    use crate::ptx::float::{self, Gpu};
     use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
     use crate::ptx::warp::reduce_max;
     use crate::ptx::{global, shared};
@@ -54,17 +55,20 @@ pub(crate) mod device {
                 }
             } else {
                 let source = (params.input as *const u16).add(offset) as *const u32;
-                let bf16 = params.element == Element::Bf16 as u32;
-                let mut half = 0;
-                while half < 2 {
-                    let words = global::load_v4(source.add(half * 4));
+                let words = [global::load_v4(source), global::load_v4(source.add(4))];
+                // One branch for all elements.
+                if params.element == Element::Bf16 as u32 {
                     let mut i = 0;
-                    while i < 8 {
-                        let bits = (words[i / 2] >> (16 * (i % 2))) as u16;
-                        x[half * 8 + i] = if bf16 { float16::bf16_to_f32(bits) } else { float16::f16_to_f32(bits) };
+                    while i < BLOCK {
+                        x[i] = float16::bf16_to_f32((words[i / 8][i % 8 / 2] >> (16 * (i % 2))) as u16);
                         i += 1;
                     }
-                    half += 1;
+                } else {
+                    let mut i = 0;
+                    while i < BLOCK {
+                        x[i] = float::convert_f32_f16((words[i / 8][i % 8 / 2] >> (16 * (i % 2))) as u16);
+                        i += 1;
+                    }
                 }
             }
         }
@@ -74,23 +78,16 @@ pub(crate) mod device {
     /// Bits of the largest magnitude of the row, the same in all threads; not finite if an element is not.
     #[inline(always)]
     unsafe fn row_amax(params: &QuantizeParams, row: u32) -> u32 {
-        let mut largest = 0;
+        let mut largest = 0.0;
         let mut first = thread_idx_x() * BLOCK as u32;
         // SAFETY: first < k; shared memory holds a word for each warp.
         unsafe {
             while first < params.k {
                 let x = load_block(params, row, first);
-                let mut i = 0;
-                while i < BLOCK {
-                    let bits = block::magnitude_bits(x[i]);
-                    if bits > largest {
-                        largest = bits;
-                    }
-                    i += 1;
-                }
+                largest = float::max_nan(largest, block_fma::largest_magnitude(&x, Gpu));
                 first += THREADS * BLOCK as u32;
             }
-            let largest = reduce_max(largest);
+            let largest = reduce_max(largest.to_bits());
             if thread_idx_x() % 32 == 0 {
                 shared::store_u32(shared::dynamic() + thread_idx_x() / 32 * 4, largest);
             }
@@ -134,7 +131,7 @@ pub(crate) mod device {
     unsafe fn quantize_row(
         params: &QuantizeParams,
         write_scale: impl Fn(u32, f32),
-        write: impl Fn(u32, u32, block::Block),
+        write: impl Fn(u32, u32, block_fma::Values<BLOCK>),
     ) {
         let row = block_idx_x();
         // SAFETY: pointers as documented in QuantizeParams, row below the number of rows.
@@ -150,9 +147,9 @@ pub(crate) mod device {
             let mut first = thread_idx_x() * BLOCK as u32;
             while first < params.stride {
                 let quantized = if first < params.k {
-                    block::quantize(&load_block(params, input_row, first), g)
+                    block_fma::quantize(&load_block(params, input_row, first), g, Gpu)
                 } else {
-                    block::Block { codes: 0, scale: 0 }
+                    block_fma::Values { values: [0.0; BLOCK], scale: 0.0 }
                 };
                 write(row, first, quantized);
                 first += THREADS * BLOCK as u32;
@@ -180,7 +177,7 @@ pub(crate) mod device {
                 |row, g| write_scale(&params, row, g),
                 |row, first, quantized| {
                     let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
-                    let pair = |i: usize| quantized.f16(i) as u32 | ((quantized.f16(i + 1) as u32) << 16);
+                    let pair = |i: usize| quantized.f16_pair(i, i + 1);
                     // A lane's two registers of the block lie side by side.
                     let mut i = 0;
                     while i < 8 {
@@ -205,6 +202,7 @@ pub(crate) mod device {
                 &params,
                 |row, g| write_scale(&params, row, g),
                 |row, first, quantized| {
+                    let quantized = quantized.block();
                     let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
                     let codes = (params.output as *mut u32).add(index * 2);
                     global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
@@ -268,7 +266,7 @@ pub(crate) mod device {
                 }
             };
             quantize_row(&params, write_scales, |_, first, quantized| {
-                let pair = |i: usize| quantized.f16(i) as u32 | ((quantized.f16(i + 1) as u32) << 16);
+                let pair = |i: usize| quantized.f16_pair(i, i + 1);
                 let words = [[pair(0), pair(2), pair(4), pair(6)], [pair(8), pair(10), pair(12), pair(14)]];
                 let mut index = 0;
                 while index < slots {

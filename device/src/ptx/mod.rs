@@ -3,6 +3,7 @@
 
 pub mod asynchronous;
 pub mod atomic;
+pub mod float;
 pub mod global;
 pub mod matrix;
 pub mod matrix_fp4;

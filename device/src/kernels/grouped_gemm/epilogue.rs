@@ -1,6 +1,8 @@
 //! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
 use super::tile::Tile;
+use crate::format::BLOCK;
+use crate::format::block_fma::{self, Values};
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 #[cfg(nvfp4_arch = "sm80")]
 use crate::format::slot_groups::SlotGroups;
@@ -8,9 +10,9 @@ use crate::format::slot_groups::SlotGroups;
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::format::{BLOCK, block, e2m1, ue4m3};
 use crate::kernels::activation::activate;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use crate::ptx::float::Gpu;
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
 
@@ -75,19 +77,25 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
                 }
                 return;
             }
-            let (low_bits, high_bits) = (block::magnitude_bits(low), block::magnitude_bits(high));
+            let values = [low, high];
             let larger = |a: u32, b: u32| if a > b { a } else { b };
-            let scale = block::block_scale(reduce(larger(low_bits, high_bits), larger), self.h_scale);
-            let divisor = block::divisor(scale, self.h_scale);
-            let codes = if scale == ue4m3::NAN { 0 } else { e2m1::encode_pair(low / divisor, high / divisor) };
-            self.store_block(first, exists, codes, scale);
+            let amax = reduce(block_fma::largest_magnitude(&values, Gpu).to_bits(), larger);
+            let amax = f32::from_bits(amax);
+            // What is derived of it must not be kept in registers, of which there are none left.
+            #[cfg(nvfp4_arch = "sm120")]
+            let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
+            #[cfg(nvfp4_arch = "sm80")]
+            let h_scale = self.h_scale;
+            let scale = block_fma::block_scale(amax, h_scale, Gpu);
+            let quantized = block_fma::round(&values, amax, scale, h_scale, Gpu);
+            self.store_block(first, exists, &quantized);
         }
     }
 
-    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    /// Stores a block of 16 columns: this lane's elements of columns `first + g` and `first + 8 + g`.
     #[cfg(nvfp4_arch = "sm80")]
     #[inline(always)]
-    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+    unsafe fn store_block(&self, first: usize, exists: bool, quantized: &Values<2>) {
         if !exists {
             return;
         }
@@ -108,10 +116,11 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
         };
         let output = self.params.output as *mut u16;
         let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
+        let pair = quantized.f16_pair(0, 1);
         // SAFETY: the slot exists, and a row has `stride` columns.
         unsafe {
-            *output.add(place(low)) = block::product_f16(codes as u8 & 15, scale);
-            *output.add(place(high)) = block::product_f16((codes >> 4) as u8, scale);
+            *output.add(place(low)) = pair as u16;
+            *output.add(place(high)) = (pair >> 16) as u16;
             if first + BLOCK == columns {
                 // Behind the last block the row's padding begins; it is multiplied too.
                 let mut column = columns + self.lane as usize;
@@ -123,12 +132,13 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
         }
     }
 
-    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    /// Stores a block of 16 columns: this lane's elements of columns `first + g` and `first + 8 + g`.
     #[cfg(nvfp4_arch = "sm120")]
     #[inline(always)]
-    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+    unsafe fn store_block(&self, first: usize, exists: bool, quantized: &Values<2>) {
         use crate::format::tile_mxf4::row_stride;
         let lane = self.lane;
+        let codes = quantized.codes(0, 1);
         let gathered = [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
         if exists {
             let index = (self.slot * row_stride(self.params.columns as usize) + first) / BLOCK;
@@ -137,7 +147,7 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
                 if lane == 0 {
                     crate::ptx::global::store_v2((self.params.output as *mut u32).add(2 * index), gathered);
                 } else if lane == 1 {
-                    *(self.params.output_scales as *mut u8).add(index) = scale;
+                    *(self.params.output_scales as *mut u8).add(index) = quantized.scale_byte();
                 }
             }
         }

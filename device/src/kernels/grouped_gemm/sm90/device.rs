@@ -180,8 +180,12 @@ where
         let mut a = weights.operands::<AHEAD>(0);
         let mut k_tile = 0;
         while k_tile < params.k_tiles {
+            k_tile += 1;
             let b = descriptor(cursor.data());
             let next = cursor.next();
+            // Behind the last stage, the last again.
+            let ahead = if k_tile < params.k_tiles { next } else { cursor };
+            let mut following = weights;
             let mut step = 0;
             while step < STEPS {
                 wgmma::fence();
@@ -196,27 +200,23 @@ where
                 }
                 wgmma::commit_group();
                 step += AHEAD;
-                let following = if step < STEPS {
-                    weights.operands(step)
-                } else {
-                    if k_tile + 1 < params.k_tiles {
-                        mbarrier::wait(next.full(), next.parity);
-                        weights = Weights::load(next.weights(), &places, warp.lane);
-                    }
-                    weights.operands(0)
-                };
+                if step == STEPS / 2 {
+                    mbarrier::wait(ahead.full(), ahead.parity);
+                    following = Weights::load(ahead.weights(), &places, warp.lane);
+                }
+                let operands = if step < STEPS { weights.operands(step) } else { following.operands(0) };
                 // With anything still under way the assembler would not let operands be written, and wait after each
                 // instruction. The other warpgroup multiplies meanwhile.
                 wgmma::wait_group::<0>();
-                a = following;
+                a = operands;
             }
             // All lanes have read the stage.
             sync_warp();
             if warp.lane == 0 {
                 mbarrier::arrive(cursor.empty());
             }
+            weights = following;
             cursor = next;
-            k_tile += 1;
         }
         let mut m = 0;
         while m < ROW_FRAGMENTS {
