@@ -5,12 +5,12 @@ use crate::format::BLOCK;
 use crate::format::block_fma::{self, Values};
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 #[cfg(nvfp4_arch = "sm80")]
-use crate::format::slot_groups::SlotGroups;
+use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
 #[cfg(nvfp4_arch = "sm80")]
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::kernels::activation::activate;
+use crate::kernels::activation::{KIND_SWIGLU, activate};
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::float::Gpu;
 use crate::ptx::thread::opaque;
@@ -53,6 +53,8 @@ struct OutputRow<'a, const TILES: bool> {
     params: &'a GroupedGemmParams,
     tile: &'a Tile,
     slot: usize,
+    /// Its number in the tile.
+    inner: usize,
     exists: bool,
     /// Decode scale of h.
     h_scale: f32,
@@ -101,15 +103,13 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
         }
         let columns = self.params.columns as usize;
         let stride = columns.next_multiple_of(Order::K);
-        let first_slot = self.tile.expert_slot as usize;
+        let Tile { expert, expert_slot, expert_slots, .. } = *self.tile;
         let place = |column: usize| {
             if TILES {
-                let slots = self.tile.expert_slots as usize;
-                SlotGroups::new(self.tile.expert as usize, first_slot, slots).place(
-                    stride / Order::K,
-                    self.slot - first_slot,
-                    column,
-                )
+                // What is the same for all fragments stands in front: a token tile is whole groups.
+                let groups = SlotGroups::new(expert as usize, expert_slot as usize, expert_slots as usize);
+                let group = ((self.tile.slot - expert_slot) as usize + self.inner) / GROUP_SLOTS;
+                groups.place(stride / Order::K, self.inner % GROUP_SLOTS, column) + group * TILE_ELEMENTS
             } else {
                 self.slot * stride + tile_mma::activation_place(column)
             }
@@ -165,10 +165,42 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: boo
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
     warp: &Warp,
 ) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if TILES && params.row_scales == 0 {
+            // The usual layers once more, for the compiler to leave out what they do not need.
+            let mut usual = *params;
+            usual.row_scales = 0;
+            if params.epilogue == Epilogue::Down as u32 {
+                usual.epilogue = Epilogue::Down as u32;
+                usual.quantized = 0;
+                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
+            }
+            let swiglu = params.epilogue == Epilogue::Gated as u32 && params.activation.kind == KIND_SWIGLU;
+            if swiglu && params.quantized != 0 {
+                usual.epilogue = Epilogue::Gated as u32;
+                usual.quantized = 1;
+                usual.activation.kind = KIND_SWIGLU;
+                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
+            }
+        }
+        write_fragments::<SLOT_FRAGMENTS, 1, TILES>(params, tile, accumulators, warp);
+    }
+}
+
+/// [`write_results`] of `TURN` fragments of 8 slots at a time.
+#[inline(always)]
+unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const TILES: bool>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    accumulators: &Accumulators<SLOT_FRAGMENTS>,
+    warp: &Warp,
+) {
     let (g, q) = (warp.lane / 4, warp.lane % 4);
     let row = tile.row + warp.row;
     let end = warp.slot + SLOT_FRAGMENTS as u32 * 8;
     let end = if end < tile.slots { end } else { tile.slots };
+    const { assert!(!TILES || SLOT_FRAGMENTS.is_multiple_of(TURN)) };
     let mut accumulators = *accumulators;
     // SAFETY: only slots of the tile and columns of the matrix are touched.
     unsafe {
@@ -176,60 +208,71 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: boo
         let second = params.epilogue == Epilogue::Down as u32;
         let mut fragment_slot = warp.slot;
         while fragment_slot < end {
-            let mut j = 0;
-            while j < 2 {
-                let inner = fragment_slot + 2 * q + j as u32;
-                let exists = inner < tile.slots;
-                let slot = (tile.slot + inner) as usize;
-                let input_scale = if params.row_scales == 0 {
-                    if second { scales.l2_input } else { scales.l1_input }
-                } else if exists {
-                    let source =
-                        if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
-                    *(params.row_scales as *const f32).add(source)
-                } else {
-                    0.0
-                };
-                let output = OutputRow::<TILES> { params, tile, slot, exists, h_scale: scales.l2_input, lane: g };
-                if params.epilogue == Epilogue::Gated as u32 {
-                    let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
-                    let h = accumulators.map(|fragment| {
-                        activate(
-                            &params.activation,
-                            (fragment[0][j] * UNSCALE) * gate,
-                            (fragment[0][j + 2] * UNSCALE) * up,
-                        )
-                    });
-                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
-                    output.store(column as u32, h[0], h[1]);
-                } else {
-                    let alpha = input_scale * if second { scales.down } else { scales.up };
-                    let mut m = 0;
-                    while m < ROW_FRAGMENTS {
-                        let pair = [accumulators[m][0][j], accumulators[m][0][j + 2]].map(|sum| {
-                            let sum = sum * UNSCALE;
-                            if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
+            let mut turn = 0;
+            while turn < TURN {
+                let mut j = 0;
+                while j < 2 {
+                    let inner = fragment_slot + 8 * turn as u32 + 2 * q + j as u32;
+                    let exists = inner < tile.slots;
+                    let slot = (tile.slot + inner) as usize;
+                    let input_scale = if params.row_scales == 0 {
+                        if second { scales.l2_input } else { scales.l1_input }
+                    } else if exists {
+                        let source =
+                            if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
+                        *(params.row_scales as *const f32).add(source)
+                    } else {
+                        0.0
+                    };
+                    let output = OutputRow::<TILES> {
+                        params,
+                        tile,
+                        slot,
+                        inner: inner as usize,
+                        exists,
+                        h_scale: scales.l2_input,
+                        lane: g,
+                    };
+                    if params.epilogue == Epilogue::Gated as u32 {
+                        let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
+                        let h = accumulators.map(|fragment| {
+                            activate(
+                                &params.activation,
+                                (fragment[turn][j] * UNSCALE) * gate,
+                                (fragment[turn][j + 2] * UNSCALE) * up,
+                            )
                         });
-                        output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
-                        m += 1;
+                        let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
+                        output.store(column as u32, h[0], h[1]);
+                    } else {
+                        let alpha = input_scale * if second { scales.down } else { scales.up };
+                        let mut m = 0;
+                        while m < ROW_FRAGMENTS {
+                            let pair = [accumulators[m][turn][j], accumulators[m][turn][j + 2]].map(|sum| {
+                                let sum = sum * UNSCALE;
+                                if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
+                            });
+                            output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
+                            m += 1;
+                        }
                     }
+                    j += 1;
                 }
-                j += 1;
+                turn += 1;
             }
-            // The next fragment's turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
+            // The next fragments' turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
             // count is opaque): a small body stays in the instruction cache.
             let mut m = 0;
             while m < ROW_FRAGMENTS {
-                let first = accumulators[m][0];
-                let mut n = 1;
+                let first = accumulators[m];
+                let mut n = 0;
                 while n < SLOT_FRAGMENTS {
-                    accumulators[m][n - 1] = accumulators[m][n];
+                    accumulators[m][n] = first[(n + TURN) % SLOT_FRAGMENTS];
                     n += 1;
                 }
-                accumulators[m][SLOT_FRAGMENTS - 1] = first;
                 m += 1;
             }
-            fragment_slot = opaque(fragment_slot + 8);
+            fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
         }
     }
 }
