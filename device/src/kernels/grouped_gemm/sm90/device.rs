@@ -275,10 +275,10 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
                     4 => consume::<4, 2, 2>(&params, &tile, cursor, &warp),
                     6 => consume::<6, 2, 2>(&params, &tile, cursor, &warp),
                     8 => consume::<8, 2, 2>(&params, &tile, cursor, &warp),
-                    10 => consume::<10, 1, 2>(&params, &tile, cursor, &warp),
-                    12 => consume::<12, 1, 2>(&params, &tile, cursor, &warp),
-                    14 => consume::<14, 1, 2>(&params, &tile, cursor, &warp),
-                    16 => consume::<16, 1, 1>(&params, &tile, cursor, &warp),
+                    10 => consume::<10, 2, 2>(&params, &tile, cursor, &warp),
+                    12 => consume::<12, 2, 2>(&params, &tile, cursor, &warp),
+                    14 => consume::<14, 2, 2>(&params, &tile, cursor, &warp),
+                    16 => consume::<16, 2, 1>(&params, &tile, cursor, &warp),
                     _ => consume::<18, 1, 1>(&params, &tile, cursor, &warp),
                 };
                 index += grid_dim_x();
