@@ -362,10 +362,13 @@ impl Execute for Test {
             let lane = (lanes & !ended).trailing_zeros() as usize;
             let address = self.address.address(bases[lane]);
             let object = cx.mbarrier(lane, address)?;
-            let detail = format!(
+            let mut detail = format!(
                 "phase {} never ends: it lacks {} arrivals and {} bytes",
                 object.phase, object.pending, object.bytes
             );
+            if let Some((warp, why)) = cx.block.extra.registers.waits() {
+                detail += &format!("; warp {warp} {why}");
+            }
             return Err(fault_at(FindingKind::Deadlock, lane as u32, address, detail));
         }
         Ok(Step::Yield)

@@ -16,6 +16,7 @@ mod integer_more;
 mod matrix;
 mod matrix_descriptor;
 mod matrix_memory;
+mod matrix_tile;
 mod mbarrier;
 mod memory;
 mod movement;
@@ -78,6 +79,7 @@ pub(crate) struct BlockExtra {
     reductions: barrier::Reductions,
     pub(crate) warpgroups: warpgroup::Warpgroups,
     pub(crate) registers: warpgroup::RegisterPool,
+    tiles: matrix_tile::Tiles,
 }
 
 /// Decodes a statement.

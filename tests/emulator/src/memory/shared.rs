@@ -2,7 +2,8 @@
 //! still being copied. An earlier access that is not ordered before ([`super::clocks`]) and conflicts is a race.
 
 use super::SHARED_BASE;
-use super::clocks::{Accessor, Clocks, Entry, Knowledge};
+use super::clocks::{Clocks, Entry, Knowledge};
+use super::matrix_read::MatrixReads;
 
 /// In place of a copy's thread: an mbarrier object.
 const OBJECT: u16 = u16::MAX;
@@ -33,7 +34,8 @@ pub(crate) struct SharedMemory {
     pub(super) generic: Vec<bool>,
     shift: u32,
     pub(super) writers: Vec<Entry>,
-    pub(super) readers: [Vec<Entry>; 2],
+    readers: [Vec<Entry>; 2],
+    pub(super) matrix_reads: MatrixReads,
     /// Last atomic access; empty until there is one.
     atomics: Vec<Entry>,
     /// Thread plus 1 whose copy to this granule is under way.
@@ -55,6 +57,7 @@ impl SharedMemory {
             shift,
             writers: vec![Entry::default(); granules],
             readers: [vec![Entry::default(); granules], vec![Entry::default(); granules]],
+            matrix_reads: MatrixReads::default(),
             atomics: Vec::new(),
             in_flight: vec![0; granules],
             copies_in_flight: 0,
@@ -84,10 +87,7 @@ impl SharedMemory {
     }
 
     pub(super) fn race(&self, with: Entry) -> SharedFault {
-        match self.clocks.accessor(with) {
-            Accessor::Thread(thread) => SharedFault::Race(thread),
-            Accessor::MatrixUnit(warp) => SharedFault::MatrixRace(warp),
-        }
+        SharedFault::Race(self.clocks.thread(with))
     }
 
     /// Checks that `thread` knows of the atomics.
@@ -112,7 +112,7 @@ impl SharedMemory {
             }
             let [first, second] = [self.readers[0][granule], self.readers[1][granule]];
             // Two readers of different threads are kept, so that one of them is not the next writer.
-            let is_mine = |entry| self.clocks.accessor(entry) == Accessor::Thread(thread);
+            let is_mine = |entry| self.clocks.thread(entry) == thread;
             let slot = if first.is_none() || is_mine(first) {
                 0
             } else if is_mine(second) {
@@ -130,6 +130,7 @@ impl SharedMemory {
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
         self.check_atomics(granules.clone(), thread)?;
+        self.check_matrix_reads(offset, bytes, thread)?;
         let entry = self.clocks.entry(thread);
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
@@ -163,6 +164,7 @@ impl SharedMemory {
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
         self.generic[range].fill(true);
+        self.matrix_reads.changed(offset, bytes.len());
         Ok(())
     }
 
@@ -177,6 +179,7 @@ impl SharedMemory {
         let offset = self.offset(address, bytes)?;
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
+        self.check_matrix_reads(offset, bytes, thread)?;
         if self.atomics.is_empty() {
             self.atomics = vec![Entry::default(); self.writers.len()];
         }
@@ -197,6 +200,7 @@ impl SharedMemory {
         let old = u64::from_le_bytes(old);
         self.bytes[range.clone()].copy_from_slice(&update(old).to_le_bytes()[..bytes]);
         self.generic[range].fill(true);
+        self.matrix_reads.changed(offset, bytes);
         Ok(old)
     }
 
@@ -222,6 +226,7 @@ impl SharedMemory {
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
         self.generic[range].fill(false);
+        self.matrix_reads.changed(offset, bytes.len());
     }
 
     /// As [`Self::begin_copy`], by the async proxy: what ordinary stores wrote there must be fenced.
@@ -288,6 +293,7 @@ impl SharedMemory {
             self.writers.fill(Entry::default());
             self.atomics.fill(Entry::default());
             self.readers.iter_mut().for_each(|readers| readers.fill(Entry::default()));
+            self.matrix_reads.forget();
         }
     }
 
