@@ -6,6 +6,7 @@ mod atomic;
 mod barrier;
 mod bits;
 mod bulk;
+mod cluster;
 mod compare;
 mod control;
 mod convert;
@@ -34,6 +35,7 @@ use crate::execute::Reg;
 use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
 
 pub(crate) use control::{end, jump};
+pub(crate) use mbarrier::Mbarriers;
 
 /// Decodes a statement if its opcode (and type) belongs to the family.
 type Family = fn(&mut Decoder, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
@@ -52,6 +54,7 @@ const FAMILIES: &[Family] = &[
     packed_float::decode,
     convert::decode,
     memory::decode,
+    cluster::decode,
     barrier::decode,
     warp::decode,
     atomic::decode,
@@ -70,12 +73,13 @@ const FAMILIES: &[Family] = &[
 pub(crate) struct WarpState {
     copies: asynchronous::Copies,
     residues: matrix::Residues,
+    /// Lanes that executed a fence since they last arrived at the cluster's barrier.
+    fenced: u32,
 }
 
 /// State that families keep for each block.
 #[derive(Default)]
 pub(crate) struct BlockExtra {
-    mbarriers: mbarrier::Mbarriers,
     reductions: barrier::Reductions,
     pub(crate) warpgroups: warpgroup::Warpgroups,
     pub(crate) registers: warpgroup::RegisterPool,

@@ -36,7 +36,7 @@ impl Execute for Group {
             Self::Commit => cx.warp.products.commit(),
             Self::Wait(pending) => {
                 if let Some(time) = cx.warp.products.wait(pending) {
-                    cx.block.shared.end_matrix_read(cx.warp.index, time);
+                    cx.cluster.shared.end_matrix_read(cx.warp.index, time);
                 }
             }
         }
@@ -67,7 +67,8 @@ struct MultiplyAsync {
 impl MultiplyAsync {
     fn descriptor(cx: &Context<'_>, register: Reg) -> Result<(u64, Descriptor), Fault> {
         let bits = cx.uniform(register, u32::MAX)?;
-        let descriptor = Descriptor::decode(bits).map_err(|why| fault(FindingKind::Operand, u32::MAX, why))?;
+        let descriptor =
+            Descriptor::decode(bits, cx.block.rank).map_err(|why| fault(FindingKind::Operand, u32::MAX, why))?;
         Ok((bits, descriptor))
     }
 
@@ -108,8 +109,8 @@ impl MultiplyAsync {
         b: Descriptor,
         time: u32,
     ) -> Result<Vec<f64>, Fault> {
-        let first = (cx.warp.index as usize % WARPS * ROWS) as u32;
-        let (shared, tiles) = (&mut cx.block.shared, &mut cx.block.extra.tiles);
+        let first = (cx.own_warp() as usize % WARPS * ROWS) as u32;
+        let (shared, tiles) = (&mut cx.cluster.shared, &mut cx.block.extra.tiles);
         let reader = Reader { warp: cx.warp.index, time };
         let in_memory = |(address, fault): (u32, SharedFault)| shared_fault(fault, 0, address.into());
         let mut a = match a {
@@ -187,7 +188,7 @@ impl Execute for MultiplyAsync {
                 *values = *cx.read_for_product(register)?;
             }
         }
-        let time = cx.block.shared.begin_matrix_read();
+        let time = cx.cluster.shared.begin_matrix_read();
         let sums = self.sums(cx, &fragment, a, b, time)?;
         self.accumulate(cx, held != 0, &sums)?;
         cx.warp.products.begin(time);

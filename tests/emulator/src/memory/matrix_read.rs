@@ -2,13 +2,12 @@
 //!
 //! Of each chunk it is kept when the unit last read it for each warp, so that whoever writes must know of the warp's wait.
 
-use super::SHARED_BASE;
 use super::shared::{SharedFault, SharedMemory};
 
 /// Bytes of a chunk.
 pub(crate) const CHUNK: usize = 16;
 /// Bytes that are watched for changes together.
-const PAGE: usize = 1024;
+pub(super) const PAGE: usize = 1024;
 
 /// When chunks were read; empty before the first time.
 #[derive(Default)]
@@ -114,11 +113,10 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// A number that is another one when any byte between two chunks, both included, was written since.
+    /// A number that is another one when any byte between two chunks, both inside and included, was written since.
     pub(crate) fn changes(&self, first: u32, last: u32) -> u64 {
-        let page = |address: u32| address.saturating_sub(SHARED_BASE) as usize / PAGE;
-        let last = page(last).min(self.matrix_reads.changes.len() - 1);
-        self.matrix_reads.changes[page(first).min(last)..=last].iter().sum()
+        let page = |address| self.known_offset(address) / PAGE;
+        self.matrix_reads.changes[page(first)..=page(last)].iter().sum()
     }
 
     /// A chunk as 16-bit elements.
@@ -131,12 +129,13 @@ impl SharedMemory {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SHARED_BASE;
     use super::*;
 
     #[test]
     fn reads_are_ordered_like_those_of_threads() {
         const AT: u32 = SHARED_BASE + 16;
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 2, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 2, false);
         let time = shared.begin_matrix_read();
         let read = |shared: &mut SharedMemory, address, warp| {
             shared.note_matrix_reads(&[address], warp, time).map_err(|(_, fault)| fault)

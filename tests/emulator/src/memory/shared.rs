@@ -3,8 +3,10 @@
 
 use super::SHARED_BASE;
 use super::clocks::{Clocks, Entry, Knowledge};
-use super::matrix_read::MatrixReads;
+use super::matrix_read::{MatrixReads, PAGE};
 
+/// Bits of an address inside of one block's shared memory; above them is the number of the block in its cluster.
+pub(crate) const BLOCK_SHIFT: u32 = 24;
 /// In place of a copy's thread: an mbarrier object.
 const OBJECT: u16 = u16::MAX;
 /// Why an access is wrong.
@@ -26,8 +28,11 @@ pub(crate) enum SharedFault {
     Object,
 }
 
-/// Shared memory of a block.
+/// Shared memory of the blocks of a cluster.
 pub(crate) struct SharedMemory {
+    /// Bytes of each block, and from one block's to the next's.
+    bytes_of_block: usize,
+    pitch: usize,
     pub(super) bytes: Vec<u8>,
     pub(super) written: Vec<bool>,
     /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
@@ -45,12 +50,16 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// `end` is where the block's shared memory ends in the window.
-    pub(crate) fn new(end: u32, warps: usize, narrow_stores: bool) -> Self {
-        let bytes = (end - SHARED_BASE) as usize;
+    /// `end` is where a block's shared memory ends in the window; `warps` are those of all blocks.
+    pub(crate) fn new(end: u32, blocks: u32, warps: usize, narrow_stores: bool) -> Self {
+        let bytes_of_block = (end - SHARED_BASE) as usize;
+        let pitch = bytes_of_block.next_multiple_of(PAGE);
+        let bytes = pitch * (blocks as usize - 1) + bytes_of_block;
         let shift = if narrow_stores { 0 } else { 2 };
         let granules = (bytes >> shift) + 1;
         Self {
+            bytes_of_block,
+            pitch,
             bytes: vec![0xE2; bytes],
             written: vec![false; bytes],
             generic: vec![false; bytes],
@@ -65,11 +74,19 @@ impl SharedMemory {
         }
     }
 
+    #[inline(always)]
     pub(super) fn offset(&self, address: u32, bytes: usize) -> Result<usize, SharedFault> {
-        match address.checked_sub(SHARED_BASE) {
-            Some(offset) if offset as usize + bytes <= self.bytes.len() => Ok(offset as usize),
+        let (block, inner) = ((address >> BLOCK_SHIFT) as usize, address & ((1 << BLOCK_SHIFT) - 1));
+        match inner.checked_sub(SHARED_BASE) {
+            Some(offset) if offset as usize + bytes <= self.bytes_of_block => Ok(block * self.pitch + offset as usize),
             _ => Err(SharedFault::OutOfBounds),
         }
+    }
+
+    /// The offset of bytes that are known to be inside.
+    pub(super) fn known_offset(&self, address: u32) -> usize {
+        let (block, inner) = (address >> BLOCK_SHIFT, address & ((1 << BLOCK_SHIFT) - 1));
+        block as usize * self.pitch + (inner - SHARED_BASE) as usize
     }
 
     pub(super) fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
@@ -216,7 +233,7 @@ impl SharedMemory {
 
     /// A copy ends: its bytes appear, written by `thread` now. It was begun, so it is in bounds.
     pub(crate) fn end_copy(&mut self, address: u32, bytes: &[u8], thread: u32) {
-        let offset = (address - SHARED_BASE) as usize;
+        let offset = self.known_offset(address);
         let granules = self.granules(offset, bytes.len());
         let entry = self.clocks.entry(thread);
         self.in_flight[granules.clone()].fill(0);
@@ -241,7 +258,7 @@ impl SharedMemory {
     /// An mbarrier object begins: only [`Self::use_object`] may touch its 8 bytes.
     pub(crate) fn begin_object(&mut self, address: u32, thread: u32) -> Result<(), SharedFault> {
         self.begin_copy(address, 8, thread)?;
-        let offset = (address - SHARED_BASE) as usize;
+        let offset = self.known_offset(address);
         let granules = self.granules(offset, 8);
         self.in_flight[granules].fill(OBJECT);
         self.generic[offset..offset + 8].fill(true);
@@ -256,7 +273,7 @@ impl SharedMemory {
 
     /// An mbarrier object ends.
     pub(crate) fn end_object(&mut self, address: u32) {
-        let granules = self.granules((address - SHARED_BASE) as usize, 8);
+        let granules = self.granules(self.known_offset(address), 8);
         self.in_flight[granules].fill(0);
         self.copies_in_flight -= 1;
     }
@@ -342,7 +359,7 @@ mod tests {
 
     #[test]
     fn barriers_order_accesses() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 2, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 2, false);
         let mut out = [0; 4];
         assert_eq!(shared.load(SHARED_BASE, &mut out, 0), Err(SharedFault::Unwritten(0)));
         shared.store(SHARED_BASE, &[1, 2, 3, 4], 0).unwrap();
@@ -361,7 +378,7 @@ mod tests {
 
     #[test]
     fn one_lane_passes_on_what_it_did_itself() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 2, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 2, false);
         shared.store(SHARED_BASE, &[0; 4], 0).unwrap();
         shared.store(SHARED_BASE + 4, &[0; 4], 1).unwrap();
         let mut knowledge = Knowledge::new();
@@ -373,7 +390,7 @@ mod tests {
 
     #[test]
     fn copies_in_flight() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 1, false);
         shared.begin_copy(SHARED_BASE, 16, 3).unwrap();
         assert_eq!(shared.load(SHARED_BASE + 12, &mut [0; 4], 3), Err(SharedFault::InFlight(3)));
         shared.end_copy(SHARED_BASE, &[7; 16], 3);
