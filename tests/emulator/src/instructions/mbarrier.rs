@@ -94,7 +94,7 @@ impl Context<'_> {
     /// Where an object is whose shared or generic address is given.
     fn place_of_mbarrier(&self, address: u64, lane: usize) -> Result<u32, Fault> {
         let at = self.shared_or_generic(address, lane)?;
-        if at % 8 != 0 {
+        if !at.is_multiple_of(8) {
             return Err(fault_at(FindingKind::Misaligned, lane as u32, address, "8 bytes"));
         }
         Ok(at)
@@ -129,7 +129,7 @@ impl Context<'_> {
 
     /// A copy that the phase of the object at a place waits for.
     pub(super) fn attach_copy(&mut self, lane: usize, address: u64, at: u32, copy: PendingCopy) -> Result<(), Fault> {
-        if at % 8 != 0 {
+        if !at.is_multiple_of(8) {
             return Err(fault_at(FindingKind::Misaligned, lane as u32, address, "8 bytes"));
         }
         if self.cluster.shared.is_generic(at, 8) {

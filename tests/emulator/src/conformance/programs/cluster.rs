@@ -2,7 +2,7 @@
 //! of other blocks.
 
 use super::super::Check;
-use super::{exact, scrambled};
+use super::{exact, of_sm_90a, scrambled};
 
 const THREADS: u32 = 64;
 
@@ -38,7 +38,8 @@ fn numbers(size: u32, blocks: u32) -> Check {
     let expected = each_thread(blocks, |block, _| {
         let (size, blocks) = (u64::from(size), u64::from(blocks));
         let rank = block % size;
-        rank | size << 4 | block / size << 8 | blocks / size << 12 | rank << 16 | size << 20 | (rank + 1) % size << 24
+        let (cluster, clusters, next) = (block / size, blocks / size, (rank + 1) % size);
+        rank | size << 4 | cluster << 8 | clusters << 12 | rank << 16 | size << 20 | next << 24
     });
     let name = format!("mapa.shared::cluster.u32, getctarank.shared::cluster.u32, %cluster_ctarank of {size}");
     clustered(&name, size, blocks, NUMBER, vec![0], expected)
@@ -134,7 +135,7 @@ fn multicast(size: u32, hint: bool) -> Check {
     );
     let inputs = scrambled(64);
     let expected = each_thread(size, |_, thread| inputs[thread as usize]);
-    clustered(&format!("{name} of {size}"), size, size, &body, inputs, expected)
+    of_sm_90a(clustered(&format!("{name} of {size}"), size, size, &body, inputs, expected))
 }
 
 /// To one other block: with a mask, by its address, and from shared memory.
