@@ -37,6 +37,8 @@ pub(crate) struct SharedMemory {
     pub(super) written: Vec<bool>,
     /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
     pub(super) generic: Vec<bool>,
+    /// Pages with any such byte.
+    generic_pages: Vec<bool>,
     shift: u32,
     pub(super) writers: Vec<Entry>,
     readers: [Vec<Entry>; 2],
@@ -63,6 +65,7 @@ impl SharedMemory {
             bytes: vec![0xE2; bytes],
             written: vec![false; bytes],
             generic: vec![false; bytes],
+            generic_pages: vec![false; bytes.div_ceil(PAGE)],
             shift,
             writers: vec![Entry::default(); granules],
             readers: [vec![Entry::default(); granules], vec![Entry::default(); granules]],
@@ -180,7 +183,7 @@ impl SharedMemory {
         let range = offset..offset + bytes.len();
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
-        self.generic[range].fill(true);
+        self.note_generic(range);
         self.matrix_reads.changed(offset, bytes.len());
         Ok(())
     }
@@ -216,7 +219,7 @@ impl SharedMemory {
         old[..bytes].copy_from_slice(&self.bytes[range.clone()]);
         let old = u64::from_le_bytes(old);
         self.bytes[range.clone()].copy_from_slice(&update(old).to_le_bytes()[..bytes]);
-        self.generic[range].fill(true);
+        self.note_generic(range);
         self.matrix_reads.changed(offset, bytes);
         Ok(old)
     }
@@ -261,7 +264,7 @@ impl SharedMemory {
         let offset = self.known_offset(address);
         let granules = self.granules(offset, 8);
         self.in_flight[granules].fill(OBJECT);
-        self.generic[offset..offset + 8].fill(true);
+        self.note_generic(offset..offset + 8);
         Ok(())
     }
 
@@ -283,15 +286,31 @@ impl SharedMemory {
         self.offset(address, bytes).is_ok_and(|offset| self.generic[offset..offset + bytes].contains(&true))
     }
 
+    fn note_generic(&mut self, range: std::ops::Range<usize>) {
+        self.generic_pages[range.start / PAGE..=(range.end - 1) / PAGE].fill(true);
+        self.generic[range].fill(true);
+    }
+
     /// `fence.proxy.async` of the `lanes` of `warp`: generic stores that one of them knows of are visible to the async
     /// proxy.
     pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32) {
-        for offset in 0..self.generic.len() {
-            if self.generic[offset] {
-                let writer = self.writers[offset >> self.shift];
-                let known =
-                    super::super::execute::each(lanes).any(|lane| self.clocks.ordered(writer, warp * 32 + lane as u32));
-                self.generic[offset] = !known;
+        let (floor, step) = (self.clocks.floor(warp as usize), 1 << self.shift);
+        for (page, is_generic) in self.generic_pages.iter_mut().enumerate().filter(|(_, is_generic)| **is_generic) {
+            *is_generic = false;
+            let end = self.generic.len().min((page + 1) * PAGE);
+            for offset in (page * PAGE..end).step_by(step) {
+                let bytes = &mut self.generic[offset..end.min(offset + step)];
+                if bytes.contains(&true) {
+                    let writer = self.writers[offset >> self.shift];
+                    let mut lanes = super::super::execute::each(lanes);
+                    let is_known =
+                        writer < floor || lanes.any(|lane| self.clocks.ordered(writer, warp * 32 + lane as u32));
+                    if is_known {
+                        bytes.fill(false);
+                    } else {
+                        *is_generic = true;
+                    }
+                }
             }
         }
     }
