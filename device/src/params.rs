@@ -106,7 +106,7 @@ pub enum RowScale {
     PerTensor = 2,
 }
 
-/// `quantize` (to f16 products of code and scale) and `quantize_codes` (to codes and scales), and `amax`.
+/// `quantize` and `quantize_tiles` (to f16 products of code and scale), `quantize_codes` (to codes and scales), and `amax`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QuantizeParams {
@@ -122,11 +122,12 @@ pub struct QuantizeParams {
     pub expert_scales: u64,
     /// u32: bits of the tensor's largest magnitude (`PerTensor`).
     pub amax_bits: u64,
-    /// `[rows, stride]` f16 for `quantize`, `[rows, stride/2]` code bytes for `quantize_codes`.
+    /// `[rows, stride]` f16 for `quantize`, tiles of [`crate::format::slot_groups`] for `quantize_tiles`,
+    /// `[rows, stride/2]` code bytes for `quantize_codes`.
     pub output: u64,
     /// `[rows, stride/16]` scale bytes for `quantize_codes`, else 0.
     pub block_scales: u64,
-    /// `[rows]` f32: decode scale of each row.
+    /// `[rows]` f32: decode scale of each row; of each slot for `quantize_tiles`.
     pub row_scales: u64,
     /// Columns, a multiple of 16.
     pub k: u32,
@@ -142,8 +143,10 @@ pub struct QuantizeParams {
     pub experts: u32,
     /// 0: input scale of gate and up; 1: of down.
     pub second: u32,
-    /// Zero.
-    pub padding: u32,
+    /// Experts a token.
+    pub topk: u32,
+    /// `[T, topk]` u32: slot of an entry or [`NO_SLOT`], for `quantize_tiles`.
+    pub entry_slot: u64,
 }
 
 /// What a grouped GEMM does with its accumulators.
@@ -166,7 +169,8 @@ pub struct GroupedGemmParams {
     pub weights: u64,
     /// Bytes from one expert's matrix to the next.
     pub expert_bytes: u64,
-    /// Activations: `[.., stride]` f16, or `[.., stride/2]` bytes of codes where the tensor cores are FP4.
+    /// Activations: `[.., stride]` f16, or tiles of [`crate::format::slot_groups`], or `[.., stride/2]` bytes of codes where
+    /// the tensor cores are FP4.
     pub activations: u64,
     /// `[.., stride/16]` scale bytes of the codes, else 0.
     pub block_scales: u64,

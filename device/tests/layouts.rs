@@ -1,9 +1,10 @@
 //! Every layout is a bijection: the inverse undoes the forward map, and every byte or nibble is used exactly once.
 
 use nvfp4_moe_device::format::packed::{
-    Half, LayerLayout, MatrixLayout, NibbleOffset, TileOrder, deinterleaved_row, interleaved_row,
+    Half, LayerLayout, MatrixLayout, NibbleOffset, TileGrid, TileOrder, deinterleaved_row, interleaved_row,
 };
 use nvfp4_moe_device::format::scale_atom;
+use nvfp4_moe_device::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_K, most_groups};
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
 use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_column, activation_place};
 use nvfp4_moe_device::format::tile_mxf4::{ActivationStage, Mxf4Tile, weight_scale_lane, weight_scale_row};
@@ -116,8 +117,55 @@ fn matrix_places_are_distinct<T: TileOrder>(rows: usize, k: usize) {
 }
 
 #[test]
+fn grids_are_bijections() {
+    fn check<T: TileOrder>() {
+        for (row_tiles, k_tiles) in [(1, 1), (3, 5), (15, 2), (16, 3), (17, 4), (37, 7)] {
+            let grid = TileGrid::<T>::new(row_tiles, k_tiles);
+            let mut places = vec![false; row_tiles * k_tiles];
+            for row_tile in 0..row_tiles {
+                for k_tile in 0..k_tiles {
+                    let offset = grid.offset(row_tile, k_tile);
+                    assert_eq!(grid.position(offset / T::BYTES), (row_tile, k_tile));
+                    assert!(!std::mem::replace(&mut places[offset / T::BYTES], true));
+                    assert_eq!(offset, grid.offset(row_tile, 0) + k_tile * grid.step(row_tile));
+                }
+            }
+        }
+    }
+    check::<MmaTile>();
+    check::<Mxf4Tile>();
+    check::<CpuTile>();
+    let grid = TileGrid::<MmaTile>::new(18, 3);
+    assert_eq!(grid.offset(5, 1), (16 + 5) * MmaTile::BYTES);
+    assert_eq!(grid.offset(17, 2), (16 * 3 + 2 * 2 + 1) * MmaTile::BYTES);
+}
+
+#[test]
+fn groups_of_slots_are_a_bijection() {
+    let counts = [0, 5, 8, 0, 17, 1, 24, 3];
+    let k_tiles = 3;
+    let slots: usize = counts.iter().sum();
+    let mut used = vec![false; most_groups(slots, counts.len()) * GROUP_SLOTS * k_tiles * TILE_K];
+    let mut first = 0;
+    for (expert, count) in counts.into_iter().enumerate() {
+        let groups = SlotGroups::new(expert, first, count);
+        // All slots of the groups, also those that fill up the last one: no other expert may have them.
+        for slot in 0..groups.count * GROUP_SLOTS {
+            for k in 0..k_tiles * TILE_K {
+                let place = groups.place(k_tiles, slot, k);
+                assert_eq!(groups.position(k_tiles, place), (slot, k));
+                assert!(!std::mem::replace(&mut used[place], true), "expert {expert}, slot {slot}, column {k}");
+            }
+        }
+        first += count;
+    }
+    // The atom: row 3 of 128 bytes, its chunk 5 where chunk 6 would be.
+    assert_eq!(SlotGroups { first: 0, count: 1 }.place(1, 3, 5 * 8 + 2), 3 * 64 + 6 * 8 + 2);
+}
+
+#[test]
 fn matrices_of_odd_sizes_have_distinct_places() {
-    for (rows, k) in [(16, 16), (176, 320), (320, 176), (352, 80), (64, 96), (2 * 176, 320)] {
+    for (rows, k) in [(16, 16), (272, 80), (560, 128), (176, 320), (320, 176), (352, 80), (64, 96), (2 * 176, 320)] {
         matrix_places_are_distinct::<MmaTile>(rows, k);
         matrix_places_are_distinct::<Mxf4Tile>(rows, k);
         matrix_places_are_distinct::<CpuTile>(rows, k);

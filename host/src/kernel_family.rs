@@ -3,7 +3,7 @@
 use nvfp4_moe_device::format::packed::{LayerLayout, TileOrder};
 use nvfp4_moe_device::format::tile_mma::MmaTile;
 use nvfp4_moe_device::format::tile_mxf4::{Mxf4Tile, row_stride};
-use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm120};
+use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm90, sm120};
 
 use crate::spec::LayerSpec;
 
@@ -12,6 +12,8 @@ use crate::spec::LayerSpec;
 pub enum KernelFamily {
     /// f16 tensor cores, NVFP4 dequantized in registers: every GPU from compute capability 8.0 on.
     Portable,
+    /// The same and `wgmma` kernels: compute capability 9.0.
+    Hopper,
     /// FP4 tensor cores of compute capability 12.0 and 12.1.
     Fp4,
 }
@@ -53,12 +55,13 @@ fn packed_matrix<T: TileOrder>(spec: &LayerSpec, second: bool, stride: fn(usize)
 
 impl KernelFamily {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Portable, Self::Fp4];
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Hopper, Self::Fp4];
 
     /// The fastest kernels that a GPU of this compute capability runs; what is not known runs the portable ones.
     #[must_use]
     pub const fn of(compute_capability: (u32, u32)) -> Self {
         match compute_capability {
+            (9, 0) => Self::Hopper,
             (12, 0 | 1) => Self::Fp4,
             _ => Self::Portable,
         }
@@ -69,6 +72,7 @@ impl KernelFamily {
     pub const fn module(self) -> &'static str {
         match self {
             Self::Portable => "sm_80",
+            Self::Hopper => "sm_90a",
             Self::Fp4 => "sm_120f",
         }
     }
@@ -78,6 +82,7 @@ impl KernelFamily {
     pub const fn description(self) -> &'static str {
         match self {
             Self::Portable => "portable (f16 mma.sync, exact dequantization), for compute capability 8.0 and newer",
+            Self::Hopper => "Hopper (f16 wgmma, exact dequantization), for compute capability 9.0",
             Self::Fp4 => "FP4 tensor cores (mma.sync mxf4nvf4), for compute capability 12.0 and 12.1",
         }
     }
@@ -87,6 +92,7 @@ impl KernelFamily {
     pub const fn variants(self) -> &'static [Variant] {
         match self {
             Self::Portable => &sm80::VARIANTS,
+            Self::Hopper => &sm90::VARIANTS,
             Self::Fp4 => &sm120::VARIANTS,
         }
     }
@@ -95,7 +101,7 @@ impl KernelFamily {
     #[must_use]
     pub const fn activation_bytes(self, elements: usize) -> usize {
         match self {
-            Self::Portable => elements * 2,
+            Self::Portable | Self::Hopper => elements * 2,
             Self::Fp4 => elements / 2,
         }
     }
@@ -104,7 +110,7 @@ impl KernelFamily {
     #[must_use]
     pub fn packed_matrix(self, spec: &LayerSpec, second: bool) -> PackedMatrix {
         match self {
-            Self::Portable => packed_matrix::<MmaTile>(spec, second, |k| k.next_multiple_of(MmaTile::K)),
+            Self::Portable | Self::Hopper => packed_matrix::<MmaTile>(spec, second, |k| k.next_multiple_of(MmaTile::K)),
             Self::Fp4 => packed_matrix::<Mxf4Tile>(spec, second, row_stride),
         }
     }

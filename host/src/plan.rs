@@ -3,6 +3,7 @@
 //! [`Plan::new`] is pure: the same layer, limits and tokens give the same plan, with or without a GPU.
 
 use nvfp4_moe_device::format::BLOCK;
+use nvfp4_moe_device::format::slot_groups::{GROUP_SLOTS, most_groups};
 use nvfp4_moe_device::kernels::grouped_gemm::Variant;
 use nvfp4_moe_device::kernels::route;
 use nvfp4_moe_device::params::ExpertScales;
@@ -212,9 +213,10 @@ impl Plan {
     /// beforehand, the variant can, and there is room for them beside the activations that it reads.
     #[must_use]
     pub fn fuses_quantization(&self, variant: &Variant, tokens: usize) -> bool {
-        let row = self.spec.shape.topk * self.kernels.activation_bytes(self.matrices[1].stride);
+        let slots = tokens * self.spec.shape.topk;
+        let bytes = activation_bytes(self.kernels, variant, slots, self.spec.experts.count, self.matrices[1].stride);
         let room = self.region(Region::SecondActivations).bytes;
-        variant.quantizes && self.spec.scales == ScaleMode::Static && (tokens * row) as u64 <= room
+        variant.quantizes && self.spec.scales == ScaleMode::Static && bytes as u64 <= room
     }
 
     /// Bytes of packed weights.
@@ -277,6 +279,19 @@ impl Plan {
     }
 }
 
+/// Bytes of the quantized activations, block scales apart, that a variant reads for so many slots (or tokens, where it
+/// gathers rows). Tiles: a token tile may read one group behind the last expert's.
+const fn activation_bytes(
+    kernels: KernelFamily,
+    variant: &Variant,
+    rows: usize,
+    experts: usize,
+    stride: usize,
+) -> usize {
+    let rows = if variant.tiles { (most_groups(rows, experts) + 1) * GROUP_SLOTS } else { rows };
+    kernels.activation_bytes(rows * stride)
+}
+
 /// The one list of regions: it both counts and carves.
 fn region_bytes(
     spec: &LayerSpec,
@@ -288,17 +303,32 @@ fn region_bytes(
     let slots = max_tokens * shape.topk;
     let chunks = slots.div_ceil(route::CHUNK_ENTRIES as usize);
     let l1_rows = if spec.quantizes_tokens() { max_tokens } else { slots };
-    let [l1_elems, l2_elems] = [l1_rows * matrices[0].stride, slots * matrices[1].stride];
     let experts = spec.experts.count;
     // Activations and block scales of the first GEMM, then of the second.
     let activations = match kernels {
-        KernelFamily::Portable => {
-            // Second activations beside the first ones only for the tokens of the variant that needs it: few.
-            let most = ((kernels.variants()[0].slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
-            let fused = if spec.scales == ScaleMode::Static { most.min(max_tokens) } else { 0 };
-            [l1_elems.max(l2_elems) * 2, 0, fused * shape.topk * matrices[1].stride * 2, 0]
+        KernelFamily::Portable | KernelFamily::Hopper => {
+            let variants = kernels.variants();
+            let bytes = |variant: &Variant, rows: usize, second: bool| {
+                activation_bytes(kernels, variant, rows, experts, matrices[usize::from(second)].stride)
+            };
+            let first = variants.iter().map(|variant| {
+                let rows = if variant.tiles { slots } else { l1_rows };
+                bytes(variant, rows, false).max(bytes(variant, slots, true))
+            });
+            // Second activations beside the first ones only for the tokens of the variants that need it.
+            let second =
+                variants.iter().enumerate().filter(|(_, variant)| variant.quantizes).map(|(index, variant)| {
+                    let last = index + 1 == variants.len();
+                    let most = ((variant.slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
+                    let tokens = if last { max_tokens } else { most.min(max_tokens) };
+                    if spec.scales == ScaleMode::Static { bytes(variant, tokens * shape.topk, true) } else { 0 }
+                });
+            [first.max().unwrap_or(0), 0, second.max().unwrap_or(0), 0]
         }
-        KernelFamily::Fp4 => [l1_elems / 2, l1_elems / BLOCK, l2_elems / 2, l2_elems / BLOCK],
+        KernelFamily::Fp4 => {
+            let [first, second] = [l1_rows * matrices[0].stride, slots * matrices[1].stride];
+            [first / 2, first / BLOCK, second / 2, second / BLOCK]
+        }
     };
     [
         (Region::ChunkCounts, chunks * experts * 4),

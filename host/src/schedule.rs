@@ -259,8 +259,10 @@ impl<'a> Schedule<'a> {
     /// Quantized activations of the first or second GEMM and, where they are codes, their block scales.
     fn activations(&self, second: bool) -> (u64, u64) {
         match (self.plan.kernels(), second) {
-            (KernelFamily::Portable, true) if self.fuses() => (self.at(Region::SecondActivations), 0),
-            (KernelFamily::Portable, _) => (self.at(Region::Activations), 0),
+            (KernelFamily::Portable | KernelFamily::Hopper, true) if self.fuses() => {
+                (self.at(Region::SecondActivations), 0)
+            }
+            (KernelFamily::Portable | KernelFamily::Hopper, _) => (self.at(Region::Activations), 0),
             (KernelFamily::Fp4, false) => (self.at(Region::Activations), self.at(Region::BlockScales)),
             (KernelFamily::Fp4, true) => (self.at(Region::SecondActivations), self.at(Region::SecondBlockScales)),
         }
@@ -271,9 +273,11 @@ impl<'a> Schedule<'a> {
         let spec = self.plan.spec();
         let a_row_a_token = !second && spec.quantizes_tokens();
         let k = if second { spec.shape.intermediate } else { spec.shape.hidden };
-        let kernel = match self.plan.kernels() {
-            KernelFamily::Portable => "quantize",
-            KernelFamily::Fp4 => "quantize_codes",
+        let topk = spec.shape.topk as u32;
+        let (kernel, shared_bytes) = match self.plan.kernels() {
+            KernelFamily::Fp4 => ("quantize_codes", quantize::SHARED_BYTES),
+            _ if self.variant.tiles => ("quantize_tiles", quantize::tiles_shared_bytes(topk)),
+            _ => ("quantize", quantize::SHARED_BYTES),
         };
         let (output, block_scales) = self.activations(second);
         let params = QuantizeParams {
@@ -297,7 +301,8 @@ impl<'a> Schedule<'a> {
             } as u32,
             experts: self.experts(),
             second: second.into(),
-            padding: 0,
+            topk,
+            entry_slot: self.at(Region::EntrySlot),
         };
         let rows = if a_row_a_token { self.call.tokens as u32 } else { self.entries() };
         let amax = Launch {
@@ -311,7 +316,7 @@ impl<'a> Schedule<'a> {
             kernel,
             grid: [rows, 1, 1],
             threads: quantize::THREADS,
-            shared_bytes: quantize::SHARED_BYTES,
+            shared_bytes,
             params: Params::Quantize(params),
         };
         (amax, quantize)
@@ -328,7 +333,11 @@ impl<'a> Schedule<'a> {
             expert_bytes: matrix.bytes as u64,
             activations,
             block_scales,
-            gather: if !second && spec.quantizes_tokens() { self.at(Region::SlotToken) } else { 0 },
+            gather: if !second && spec.quantizes_tokens() && !self.variant.tiles {
+                self.at(Region::SlotToken)
+            } else {
+                0
+            },
             row_scales: if spec.scales == ScaleMode::Static { 0 } else { self.at(Region::RowScales) },
             expert_scales: self.expert_scales(),
             expert_offset: self.at(Region::ExpertOffset),

@@ -23,8 +23,9 @@ pub struct Architecture {
 }
 
 /// All of them.
-pub const ARCHITECTURES: [Architecture; 2] = [
+pub const ARCHITECTURES: [Architecture; 3] = [
     Architecture { name: "emulator:sm_80", compute_capability: (8, 0), shared_bytes_per_block: 163 * 1024 },
+    Architecture { name: "emulator:sm_90a", compute_capability: (9, 0), shared_bytes_per_block: 227 * 1024 },
     Architecture { name: "emulator:sm_120a", compute_capability: (12, 0), shared_bytes_per_block: 99 * 1024 },
 ];
 

@@ -39,12 +39,14 @@ pub(crate) struct Arguments {
 }
 
 /// What is assembled for if nothing is asked for: an architecture for each kind of GPU that a module is meant for.
-const ARCHITECTURES: [&str; 8] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120a", "sm_120f", "sm_121a"];
+const ARCHITECTURES: [&str; 8] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120a", "sm_120f", "sm_121a"];
 
 /// What the main loops of some kernels must consist of: a module, how the kernel's name begins, and how the name of
 /// every matrix instruction in them begins and ends.
-const EXPECTED: [(&str, &str, &str, &str); 2] = [
+const EXPECTED: [(&str, &str, &str, &str); 4] = [
     ("sm_80", "grouped_gemm", "HMMA.16816.F32", ""),
+    ("sm_90a", "grouped_gemm_stream", "HMMA.16816.F32", ""),
+    ("sm_90a", "grouped_gemm_wgmma", "HGMMA.64x", "x16.F32"),
     ("sm_120f", "grouped_gemm", "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3", ".4X"),
 ];
 
@@ -66,6 +68,7 @@ impl Architecture {
         let number = number.ok_or("it must be sm_80 or newer, such as sm_86 or sm_120a")?;
         let module = match KernelFamily::of((number / 10, number % 10)) {
             KernelFamily::Portable => "sm_80",
+            KernelFamily::Hopper => "sm_90a",
             KernelFamily::Fp4 => "sm_120f",
         };
         Ok(Self { name: name.to_owned(), module })

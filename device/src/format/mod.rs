@@ -4,10 +4,12 @@
 //! forward map and its inverse, and `device/tests/layouts.rs` proves that they are bijections.
 
 pub mod block;
+pub mod block_fma;
 pub mod e2m1;
 pub mod float16;
 pub mod packed;
 pub mod scale_atom;
+pub mod slot_groups;
 pub mod slots;
 pub mod tile_cpu;
 pub mod tile_mma;

@@ -27,6 +27,9 @@ pub trait TileOrder {
     const INTERLEAVE: usize;
     /// Bytes of a tile.
     const BYTES: usize = Self::CODE_BYTES + Self::SCALE_BYTES;
+    /// Row tiles that lie side by side: their tiles follow each other before the next ones along K, so that a block's share
+    /// of K is one run of bytes.
+    const GROUP: usize = 1;
 
     /// Place of a code inside the tile.
     fn code_offset(row: usize, k: usize) -> NibbleOffset;
@@ -62,7 +65,59 @@ pub trait TileOrder {
     }
 }
 
-/// A packed matrix of `rows` x `k`, padded to whole tiles with zeros; tiles along K first.
+/// The tiles of a matrix: groups of [`TileOrder::GROUP`] row tiles (the last one perhaps of fewer), in each the tiles along K,
+/// and side by side the group's row tiles.
+#[derive(Debug)]
+pub struct TileGrid<T> {
+    /// Tiles along the rows.
+    pub row_tiles: usize,
+    /// Tiles along K.
+    pub k_tiles: usize,
+    order: PhantomData<T>,
+}
+
+impl<T: TileOrder> TileGrid<T> {
+    /// The grid of so many tiles.
+    #[inline(always)]
+    pub const fn new(row_tiles: usize, k_tiles: usize) -> Self {
+        Self { row_tiles, k_tiles, order: PhantomData }
+    }
+
+    /// Row tiles of the group that a row tile is in.
+    #[inline(always)]
+    pub const fn width(&self, row_tile: usize) -> usize {
+        let left = self.row_tiles - row_tile / T::GROUP * T::GROUP;
+        if left < T::GROUP { left } else { T::GROUP }
+    }
+
+    /// Bytes from a tile of a row tile to the next one along K.
+    #[inline(always)]
+    pub const fn step(&self, row_tile: usize) -> usize {
+        self.width(row_tile) * T::BYTES
+    }
+
+    /// First byte of a tile.
+    #[inline(always)]
+    pub const fn offset(&self, row_tile: usize, k_tile: usize) -> usize {
+        let inner = row_tile % T::GROUP;
+        ((row_tile - inner) * self.k_tiles + k_tile * self.width(row_tile) + inner) * T::BYTES
+    }
+
+    /// Inverse of [`TileGrid::offset`]: (row tile, tile along K) of a tile, counted in the order of memory. There is a tile
+    /// along K.
+    #[inline(always)]
+    pub const fn position(&self, tile: usize) -> (usize, usize) {
+        // Device code has no panic to branch to.
+        let k_tiles = if self.k_tiles == 0 { 1 } else { self.k_tiles };
+        let first = tile / (k_tiles * T::GROUP) * T::GROUP;
+        let width = self.width(first);
+        let width = if width == 0 { 1 } else { width };
+        let inner = tile - first * k_tiles;
+        (first + inner % width, inner / width)
+    }
+}
+
+/// A packed matrix of `rows` x `k`, padded to whole tiles with zeros, which lie as [`TileGrid`] says.
 #[derive(Debug)]
 pub struct MatrixLayout<T> {
     /// Rows that mean something.
@@ -107,7 +162,13 @@ impl<T: TileOrder> MatrixLayout<T> {
     /// First byte of a tile.
     #[inline(always)]
     pub const fn tile_offset(&self, row_tile: usize, k_tile: usize) -> usize {
-        (row_tile * self.k_tiles() + k_tile) * T::BYTES
+        self.grid().offset(row_tile, k_tile)
+    }
+
+    /// Where its tiles are.
+    #[inline(always)]
+    pub const fn grid(&self) -> TileGrid<T> {
+        TileGrid::new(self.row_tiles(), self.k_tiles())
     }
 
     /// Place of the code of (row, k).

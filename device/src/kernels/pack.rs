@@ -17,7 +17,6 @@ mod device {
     use crate::format::tile_mma::MmaTile as Tile;
     #[cfg(nvfp4_arch = "sm120")]
     use crate::format::tile_mxf4::Mxf4Tile as Tile;
-    use crate::kernels::device_rows::div_rem;
     use crate::params::PackParams;
     use crate::ptx::thread::{block_idx_x, thread_idx_x};
 
@@ -70,9 +69,8 @@ mod device {
             return;
         }
         let (tile, inner) = (offset / Tile::BYTES, offset % Tile::BYTES);
-        // SAFETY: k is at least 16, so there is a tile along K.
-        let (row_tile, k_tile) = unsafe { div_rem(tile as u32, layout.k_tiles() as u32) };
-        let (row_base, k_base) = (row_tile as usize * Tile::ROWS, k_tile as usize * Tile::K);
+        let (row_tile, k_tile) = layout.grid().position(tile);
+        let (row_base, k_base) = (row_tile * Tile::ROWS, k_tile * Tile::K);
         let mut word = 0;
         // SAFETY: positions are checked against the matrix; the word is inside the output.
         unsafe {

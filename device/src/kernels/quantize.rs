@@ -1,20 +1,32 @@
 //! Quantization of activations: hidden rows before the first GEMM, rows of h before the second.
 //!
 //! One block a row. `quantize` writes each element as the f16 number `code * scale`, which is exact: the operand of f16
-//! tensor cores. `quantize_codes` writes codes and block scales. Both write the row's decode scale.
+//! tensor cores; `quantize_tiles` the same, once for each slot that the row belongs to, as `wgmma` reads them.
+//! `quantize_codes` writes codes and block scales. All write the row's decode scale.
 
 /// Threads of a block; a thread takes 16 elements at a time.
 pub const THREADS: u32 = 256;
 /// Dynamic shared memory, in bytes: one maximum for each warp.
 pub const SHARED_BYTES: u32 = THREADS / 32 * 4;
 
+/// Dynamic shared memory of `quantize_tiles`, in bytes: also, where the slots of a token are.
+#[must_use]
+pub const fn tiles_shared_bytes(topk: u32) -> u32 {
+    SHARED_BYTES + topk * DESTINATION_BYTES
+}
+
+/// Bytes of what is kept of a slot: expert's first group, groups, the slot's number there.
+const DESTINATION_BYTES: u32 = 12;
+
 #[cfg(target_arch = "nvptx64")]
 pub(crate) mod device {
-    use super::THREADS;
+    use super::{DESTINATION_BYTES, SHARED_BYTES, THREADS};
+    use crate::format::slot_groups::{SlotGroups, TILE_K};
     use crate::format::tile_mma::activation_place;
-    use crate::format::{BLOCK, block, float16};
+    use crate::format::{BLOCK, block, block_fma, float16};
     use crate::kernels::device_rows::{find_expert, row_count};
-    use crate::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows};
+    use crate::params::{Element, ExpertScales, NO_SLOT, QuantizeParams, RowScale, Rows};
+    use crate::ptx::float::{self, Gpu};
     use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
     use crate::ptx::warp::reduce_max;
     use crate::ptx::{global, shared};
@@ -43,17 +55,20 @@ pub(crate) mod device {
                 }
             } else {
                 let source = (params.input as *const u16).add(offset) as *const u32;
-                let bf16 = params.element == Element::Bf16 as u32;
-                let mut half = 0;
-                while half < 2 {
-                    let words = global::load_v4(source.add(half * 4));
+                let words = [global::load_v4(source), global::load_v4(source.add(4))];
+                // One branch for all elements.
+                if params.element == Element::Bf16 as u32 {
                     let mut i = 0;
-                    while i < 8 {
-                        let bits = (words[i / 2] >> (16 * (i % 2))) as u16;
-                        x[half * 8 + i] = if bf16 { float16::bf16_to_f32(bits) } else { float16::f16_to_f32(bits) };
+                    while i < BLOCK {
+                        x[i] = float16::bf16_to_f32((words[i / 8][i % 8 / 2] >> (16 * (i % 2))) as u16);
                         i += 1;
                     }
-                    half += 1;
+                } else {
+                    let mut i = 0;
+                    while i < BLOCK {
+                        x[i] = float::convert_f32_f16((words[i / 8][i % 8 / 2] >> (16 * (i % 2))) as u16);
+                        i += 1;
+                    }
                 }
             }
         }
@@ -63,23 +78,16 @@ pub(crate) mod device {
     /// Bits of the largest magnitude of the row, the same in all threads; not finite if an element is not.
     #[inline(always)]
     unsafe fn row_amax(params: &QuantizeParams, row: u32) -> u32 {
-        let mut largest = 0;
+        let mut largest = 0.0;
         let mut first = thread_idx_x() * BLOCK as u32;
         // SAFETY: first < k; shared memory holds a word for each warp.
         unsafe {
             while first < params.k {
                 let x = load_block(params, row, first);
-                let mut i = 0;
-                while i < BLOCK {
-                    let bits = block::magnitude_bits(x[i]);
-                    if bits > largest {
-                        largest = bits;
-                    }
-                    i += 1;
-                }
+                largest = float::max_nan(largest, block_fma::largest_magnitude(&x, Gpu));
                 first += THREADS * BLOCK as u32;
             }
-            let largest = reduce_max(largest);
+            let largest = reduce_max(largest.to_bits());
             if thread_idx_x() % 32 == 0 {
                 shared::store_u32(shared::dynamic() + thread_idx_x() / 32 * 4, largest);
             }
@@ -118,9 +126,13 @@ pub(crate) mod device {
         }
     }
 
-    /// Quantizes row `row`; `write` stores one block.
+    /// Quantizes row `row`; `write` stores one block, `write_scale` the row's scale in one thread.
     #[inline(always)]
-    unsafe fn quantize_row(params: &QuantizeParams, write: impl Fn(u32, u32, block::Block)) {
+    unsafe fn quantize_row(
+        params: &QuantizeParams,
+        write_scale: impl Fn(u32, f32),
+        write: impl Fn(u32, u32, block_fma::Values<BLOCK>),
+    ) {
         let row = block_idx_x();
         // SAFETY: pointers as documented in QuantizeParams, row below the number of rows.
         unsafe {
@@ -130,19 +142,26 @@ pub(crate) mod device {
             let input_row = if params.gather == 0 { row } else { *(params.gather as *const u32).add(row as usize) };
             let g = row_scale(params, row, input_row);
             if thread_idx_x() == 0 {
-                *(params.row_scales as *mut f32).add(row as usize) = g;
+                write_scale(row, g);
             }
             let mut first = thread_idx_x() * BLOCK as u32;
             while first < params.stride {
                 let quantized = if first < params.k {
-                    block::quantize(&load_block(params, input_row, first), g)
+                    block_fma::quantize(&load_block(params, input_row, first), g, Gpu)
                 } else {
-                    block::Block { codes: 0, scale: 0 }
+                    block_fma::Values { values: [0.0; BLOCK], scale: 0.0 }
                 };
                 write(row, first, quantized);
                 first += THREADS * BLOCK as u32;
             }
         }
+    }
+
+    /// The scale of a row goes to the row's place.
+    #[inline(always)]
+    unsafe fn write_scale(params: &QuantizeParams, row: u32, g: f32) {
+        // SAFETY: there is a scale for each row.
+        unsafe { *(params.row_scales as *mut f32).add(row as usize) = g };
     }
 
     /// Rows to f16 products of code and scale, in the order of [`activation_place`].
@@ -153,17 +172,21 @@ pub(crate) mod device {
     pub unsafe extern "ptx-kernel" fn quantize(params: QuantizeParams) {
         // SAFETY: the output has `stride` columns; a block of 16 is 32 bytes.
         unsafe {
-            quantize_row(&params, |row, first, quantized| {
-                let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
-                let pair = |i: usize| quantized.f16(i) as u32 | ((quantized.f16(i + 1) as u32) << 16);
-                // A lane's two registers of the block lie side by side.
-                let mut i = 0;
-                while i < 8 {
-                    let place = activation_place(first as usize + i);
-                    global::store_v2(output.add(place) as *mut u32, [pair(i), pair(i + 8)]);
-                    i += 2;
-                }
-            });
+            quantize_row(
+                &params,
+                |row, g| write_scale(&params, row, g),
+                |row, first, quantized| {
+                    let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
+                    let pair = |i: usize| quantized.f16_pair(i, i + 1);
+                    // A lane's two registers of the block lie side by side.
+                    let mut i = 0;
+                    while i < 8 {
+                        let place = activation_place(first as usize + i);
+                        global::store_v2(output.add(place) as *mut u32, [pair(i), pair(i + 8)]);
+                        i += 2;
+                    }
+                },
+            );
         }
     }
 
@@ -175,11 +198,90 @@ pub(crate) mod device {
     pub unsafe extern "ptx-kernel" fn quantize_codes(params: QuantizeParams) {
         // SAFETY: the outputs have stride/2 and stride/16 bytes a row.
         unsafe {
-            quantize_row(&params, |row, first, quantized| {
-                let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
-                let codes = (params.output as *mut u32).add(index * 2);
-                global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
-                *(params.block_scales as *mut u8).add(index) = quantized.scale;
+            quantize_row(
+                &params,
+                |row, g| write_scale(&params, row, g),
+                |row, first, quantized| {
+                    let quantized = quantized.block();
+                    let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
+                    let codes = (params.output as *mut u32).add(index * 2);
+                    global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
+                    *(params.block_scales as *mut u8).add(index) = quantized.scale;
+                },
+            );
+        }
+    }
+
+    /// The place of a slot, from shared memory.
+    #[inline(always)]
+    unsafe fn destination(index: u32) -> (SlotGroups, usize) {
+        let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
+        // SAFETY: written before the barrier.
+        let word = |i: u32| unsafe { shared::load_u32(address + 4 * i) as usize };
+        (SlotGroups { first: word(0), count: word(1) }, word(2))
+    }
+
+    /// Rows to f16 products of code and scale, into the tiles of [`SlotGroups`] of every slot of the row: a token's
+    /// slots here, or where rows are slots the slot itself. Scales are written for slots.
+    ///
+    /// # Safety
+    /// As [`quantize`], with [`super::tiles_shared_bytes`].
+    #[unsafe(no_mangle)]
+    pub unsafe extern "ptx-kernel" fn quantize_tiles(params: QuantizeParams) {
+        let by_token = params.rows == Rows::Token as u32;
+        let slots = if by_token { params.topk } else { 1 };
+        let k_tiles = params.stride as usize / TILE_K;
+        // SAFETY: rows and entries below the sizes documented in QuantizeParams; a slot's place is in its expert's tiles.
+        unsafe {
+            let slot_of = |row: u32, index: u32| {
+                if by_token { *(params.entry_slot as *const u32).add((row * slots + index) as usize) } else { row }
+            };
+            let row = block_idx_x();
+            let mut index = thread_idx_x();
+            while index < slots && row < row_count(params.rows, &params.tokens, params.expert_offset, params.experts) {
+                let slot = slot_of(row, index);
+                let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
+                if slot == NO_SLOT {
+                    shared::store_u32(address + 4, 0);
+                } else {
+                    let offsets = params.expert_offset as *const u32;
+                    let expert = find_expert(offsets, params.experts, slot) as usize;
+                    let (first, end) = (*offsets.add(expert), *offsets.add(expert + 1));
+                    let groups = SlotGroups::new(expert, first as usize, (end - first) as usize);
+                    shared::store_u32(address, groups.first as u32);
+                    shared::store_u32(address + 4, groups.count as u32);
+                    shared::store_u32(address + 8, slot - first);
+                }
+                index += THREADS;
+            }
+            sync_threads();
+            let write_scales = |row: u32, g: f32| {
+                let mut index = 0;
+                while index < slots {
+                    let slot = slot_of(row, index);
+                    if slot != NO_SLOT {
+                        write_scale(&params, slot, g);
+                    }
+                    index += 1;
+                }
+            };
+            quantize_row(&params, write_scales, |_, first, quantized| {
+                let pair = |i: usize| quantized.f16_pair(i, i + 1);
+                let words = [[pair(0), pair(2), pair(4), pair(6)], [pair(8), pair(10), pair(12), pair(14)]];
+                let mut index = 0;
+                while index < slots {
+                    let (groups, slot) = destination(index);
+                    if groups.count != 0 {
+                        let mut half = 0;
+                        while half < 2 {
+                            let place = groups.place(k_tiles, slot, first as usize + half * 8);
+                            let output = (params.output as *mut u16).add(place) as *mut u32;
+                            global::store_v4(output, words[half]);
+                            half += 1;
+                        }
+                    }
+                    index += 1;
+                }
             });
         }
     }

@@ -3,6 +3,7 @@
 
 pub mod asynchronous;
 pub mod atomic;
+pub mod float;
 pub mod global;
 pub mod matrix;
 pub mod matrix_fp4;
@@ -10,3 +11,5 @@ pub mod mbarrier;
 pub mod shared;
 pub mod thread;
 pub mod warp;
+#[cfg(nvfp4_arch = "sm90")]
+pub mod wgmma;

@@ -45,3 +45,19 @@ pub fn opaque(value: u32) -> u32 {
     unsafe { asm!("mov.b32 {0}, {1};", out(reg32) same, in(reg32) value, options(pure, nomem, nostack)) };
     same
 }
+
+/// `setmaxnreg.dec.sync.aligned.u32`: a thread of this warpgroup keeps so many registers (sm_90a).
+#[cfg(nvfp4_arch = "sm90")]
+#[inline(always)]
+pub fn leave_registers<const KEPT: u32>() {
+    // SAFETY: the compiler of PTX keeps to the number.
+    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {0};", const KEPT, options(nostack)) };
+}
+
+/// `setmaxnreg.inc.sync.aligned.u32`: waits until a thread of this warpgroup has so many registers (sm_90a).
+#[cfg(nvfp4_arch = "sm90")]
+#[inline(always)]
+pub fn take_registers<const TAKEN: u32>() {
+    // SAFETY: as above.
+    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {0};", const TAKEN, options(nostack)) };
+}

@@ -16,16 +16,19 @@ struct Ptx {
 
 /// ISA 8.0.
 const PORTABLE: Ptx = Ptx { text: include_str!("../../ptx/sm_80.ptx"), needed_cuda: (12, 0) };
+/// ISA 8.0 as well.
+const HOPPER: Ptx = Ptx { text: include_str!("../../ptx/sm_90a.ptx"), needed_cuda: (12, 0) };
 /// ISA 8.8, the first one that has the family sm_120f.
 const FP4: Ptx = Ptx { text: include_str!("../../ptx/sm_120f.ptx"), needed_cuda: (12, 9) };
 
-const KERNELS: [&str; 10] = [
+const KERNELS: [&str; 11] = [
     "route_single",
     "route_count",
     "route_scan",
     "route_place",
     "amax",
     "quantize",
+    "quantize_tiles",
     "quantize_codes",
     "combine",
     "pack",
@@ -55,6 +58,7 @@ impl Engine {
         let kernels = KernelFamily::of(device.limits().compute_capability);
         let ptx = match kernels {
             KernelFamily::Portable => PORTABLE,
+            KernelFamily::Hopper => HOPPER,
             KernelFamily::Fp4 => FP4,
         };
         device.require_driver(ptx.needed_cuda)?;

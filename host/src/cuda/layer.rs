@@ -7,7 +7,7 @@ use super::engine::Engine;
 use crate::checkpoint::{RawExpert, RawMatrix};
 use crate::driver::{DeviceBuffer, DriverError, Stream, StreamHandle};
 use crate::load::{LoadError, check_expert};
-use crate::plan::Plan;
+use crate::plan::{Plan, Region};
 use crate::schedule::{self, CallAddresses, Schedule, Stage, StagedExpert};
 use crate::weights::ExpertSource;
 
@@ -177,7 +177,15 @@ impl Workspace {
     /// # Errors
     /// [`DriverError::OutOfMemory`] with the bytes asked for and free.
     pub fn new(engine: &Engine, plan: &Plan) -> Result<Self, DriverError> {
-        Ok(Self { buffer: DeviceBuffer::alloc(engine.device(), plan.workspace_bytes() as usize)? })
+        let buffer = DeviceBuffer::alloc(engine.device(), plan.workspace_bytes() as usize)?;
+        if plan.kernels().variants().iter().any(|variant| variant.tiles) {
+            // Slots that fill up a group of 8 are multiplied whatever they hold, and nobody looks at their results.
+            for region in [Region::Activations, Region::SecondActivations] {
+                let span = plan.region(region);
+                buffer.fill(span.offset as usize, span.bytes as usize, 0)?;
+            }
+        }
+        Ok(Self { buffer })
     }
 
     /// The memory itself: what it holds between calls means nothing.

@@ -101,7 +101,8 @@ fn run(
         row_scale: mode as u32,
         experts: 1,
         second: second.into(),
-        padding: 0,
+        topk: 0,
+        entry_slot: 0,
     };
     let to_products = QuantizeParams {
         output: products.address(),

@@ -54,7 +54,7 @@ pub(super) fn store_words<T: TileOrder>(packed: &mut [u8]) {
 /// The packed weights of the layer's experts for a family of kernels, padding 0.
 pub(super) fn by_layout_for(kernels: KernelFamily, layer: &Layer) -> Vec<u8> {
     match kernels {
-        KernelFamily::Portable => by_layout::<MmaTile>(layer),
+        KernelFamily::Portable | KernelFamily::Hopper => by_layout::<MmaTile>(layer),
         KernelFamily::Fp4 => by_layout::<Mxf4Tile>(layer),
     }
 }

@@ -41,10 +41,10 @@ enum Needs {
     Any,
     /// A GPU.
     Gpu,
-    /// A GPU that runs the portable kernels.
-    Portable,
     /// A GPU that runs the kernels for FP4 tensor cores.
     Fp4,
+    /// A GPU that runs this variant of the grouped GEMM.
+    Variant(&'static str),
     /// A GPU whose memory nothing else takes and gives back: no sanitizer.
     WholeGpu,
     /// A GPU behind the CUDA driver: no emulator.
@@ -69,8 +69,8 @@ const fn gpu(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> C
     Case { name, needs: Needs::Gpu, check }
 }
 
-const fn portable(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
-    Case { name, needs: Needs::Portable, check }
+const fn variant(name: &'static str, kernel: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
+    Case { name, needs: Needs::Variant(kernel), check }
 }
 
 const fn fp4(name: &'static str, check: fn(&Lab<'_>) -> anyhow::Result<()>) -> Case {
@@ -144,9 +144,10 @@ const CASES: &[Case] = &[
     gpu("stages/pack", stages::weights::pack),
     gpu("stages/read_all", stages::weights::read_all),
     gpu("stages/combine", stages::combine::check),
-    portable("stages/grouped_gemm_stream", stages::grouped_gemm::check::<0>),
-    portable("stages/grouped_gemm_n64", stages::grouped_gemm::check::<1>),
-    portable("stages/grouped_gemm_n128", stages::grouped_gemm::check::<2>),
+    variant("stages/grouped_gemm_stream", "grouped_gemm_stream", stages::grouped_gemm::check::<0>),
+    variant("stages/grouped_gemm_n64", "grouped_gemm_n64", stages::grouped_gemm::check::<1>),
+    variant("stages/grouped_gemm_n128", "grouped_gemm_n128", stages::grouped_gemm::check::<2>),
+    variant("stages/grouped_gemm_wgmma", "grouped_gemm_wgmma", stages::grouped_gemm::check::<3>),
     fp4("stages/grouped_gemm_fp4", stages::grouped_gemm_fp4::check),
     fp4("fp4/fragment_maps", fp4::instruction::fragment_maps),
     fp4("fp4/scale_lanes", fp4::instruction::scale_lanes),
@@ -189,7 +190,9 @@ fn listed(lab: &Lab<'_>) -> impl Iterator<Item = &'static Case> + use<> {
     CASES.iter().filter(move |case| match case.needs {
         Needs::Any => true,
         Needs::Gpu => gpu,
-        Needs::Portable => kernels == Some(KernelFamily::Portable),
+        Needs::Variant(kernel) => {
+            kernels.is_some_and(|kernels| kernels.variants().iter().any(|variant| variant.kernel == kernel))
+        }
         Needs::Fp4 => kernels == Some(KernelFamily::Fp4),
         Needs::WholeGpu => whole_gpu,
         Needs::Driver => cuda,

@@ -2,7 +2,7 @@
 //! not write: how many threads a block of a grouped GEMM has at most.
 
 use anyhow::{Result, bail};
-use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm120};
+use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm90, sm120};
 
 /// Fails on the first function, call or trap in `ptx`, and on a module without kernels.
 ///
@@ -47,7 +47,7 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
 /// The module with `.maxntid` for each grouped GEMM, so that the driver's compiler knows how many registers a thread may
 /// have; Rust has no way to say it.
 pub(crate) fn with_thread_bounds(ptx: &str) -> String {
-    let variants: Vec<Variant> = sm80::VARIANTS.into_iter().chain(sm120::VARIANTS).collect();
+    let variants: Vec<Variant> = sm80::VARIANTS.into_iter().chain(sm90::VARIANTS).chain(sm120::VARIANTS).collect();
     let mut bounded = String::with_capacity(ptx.len() + 64 * variants.len());
     let mut bound = None;
     for line in ptx.lines() {
@@ -58,7 +58,7 @@ pub(crate) fn with_thread_bounds(ptx: &str) -> String {
         if line == "{"
             && let Some(threads) = bound.take()
         {
-            bounded.push_str(&format!(".maxntid {threads}, 1, 1\n"));
+            bounded.push_str(&format!(".maxntid {threads}, 1, 1\n.minnctapersm 1\n"));
         }
         bounded.push_str(line);
         bounded.push('\n');
@@ -105,7 +105,7 @@ mod tests {
     fn only_grouped_gemms_have_a_bound() {
         assert_eq!(with_thread_bounds(KERNEL), KERNEL);
         let gemm = KERNEL.replace("amax", "grouped_gemm_stream");
-        assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n{"));
+        assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n.minnctapersm 1\n{"));
     }
 
     #[test]

@@ -17,15 +17,17 @@ pub(crate) struct Target {
     pub(crate) cpu: &'static str,
     /// Features of the processor: the PTX ISA version.
     pub(crate) features: &'static str,
-    /// Which kernels the module holds: the device crate's `nvfp4_arch`.
-    pub(crate) arch: &'static str,
+    /// Which kernels the module holds: the device crate's `nvfp4_arch`, any number of values.
+    pub(crate) arch: &'static [&'static str],
 }
 
 /// Every module that is committed. Each is one build of the whole device crate.
-pub(crate) const TARGETS: [Target; 2] = [
-    Target { name: "sm_80", cpu: "sm_80", features: "+ptx80", arch: "sm80" },
+pub(crate) const TARGETS: [Target; 3] = [
+    Target { name: "sm_80", cpu: "sm_80", features: "+ptx80", arch: &["sm80"] },
+    // What only this architecture has: wgmma. The kernel for few slots is the portable one.
+    Target { name: "sm_90a", cpu: "sm_90a", features: "+ptx80", arch: &["sm80", "sm90"] },
     // The family: sm_120 and sm_121, with what both have beyond the baseline.
-    Target { name: "sm_120f", cpu: "sm_120f", features: "+ptx88", arch: "sm120" },
+    Target { name: "sm_120f", cpu: "sm_120f", features: "+ptx88", arch: &["sm120"] },
 ];
 
 const TRIPLE: &str = "nvptx64-nvidia-cuda";
@@ -36,17 +38,21 @@ const PROFILE: &str = "ptx";
 impl Target {
     /// The flags for rustc; they are part of the hash of the sources.
     pub(crate) fn rustc_flags(&self) -> Vec<String> {
-        vec![
+        let mut flags = vec![
             format!("-Ctarget-cpu={}", self.cpu),
             format!("-Ctarget-feature={}", self.features),
-            "--cfg".to_owned(),
-            format!("nvfp4_arch=\"{}\"", self.arch),
             // The assembly of the one LTO module is the PTX; nothing is linked after it.
             "--emit=asm".to_owned(),
             "-Clinker=true".to_owned(),
             // Arrays of accumulators stay in registers only if every loop over them is unrolled.
             "-Cllvm-args=-unroll-threshold=20000".to_owned(),
-        ]
+            // No indirect branches: a few comparisons a tile cost nothing, and say more to the assembler.
+            "-Cllvm-args=-min-jump-table-entries=1000".to_owned(),
+        ];
+        for arch in self.arch {
+            flags.extend(["--cfg".to_owned(), format!("nvfp4_arch=\"{arch}\"")]);
+        }
+        flags
     }
 
     /// Compiles the device crate and returns the module's text.

@@ -1,14 +1,18 @@
 //! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
 use super::tile::Tile;
+use crate::format::BLOCK;
+use crate::format::block_fma::{self, Values};
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
+#[cfg(nvfp4_arch = "sm80")]
+use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
 #[cfg(nvfp4_arch = "sm80")]
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::format::{BLOCK, block, e2m1, ue4m3};
-use crate::kernels::activation::activate;
+use crate::kernels::activation::{KIND_SWIGLU, activate};
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use crate::ptx::float::Gpu;
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
 
@@ -44,10 +48,13 @@ fn reduce(mut value: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
     value
 }
 
-/// One slot's row of the output.
-struct OutputRow<'a> {
+/// One slot's row of the output; `TILES`: what is quantized goes into the tiles of its expert's [`SlotGroups`].
+struct OutputRow<'a, const TILES: bool> {
     params: &'a GroupedGemmParams,
+    tile: &'a Tile,
     slot: usize,
+    /// Its number in the tile.
+    inner: usize,
     exists: bool,
     /// Decode scale of h.
     h_scale: f32,
@@ -55,7 +62,7 @@ struct OutputRow<'a> {
     lane: u32,
 }
 
-impl OutputRow<'_> {
+impl<const TILES: bool> OutputRow<'_, TILES> {
     /// Stores columns `first + g` and `first + 8 + g`, in f32 or quantized. All lanes take part.
     #[inline(always)]
     unsafe fn store(&self, first: u32, low: f32, high: f32) {
@@ -72,47 +79,66 @@ impl OutputRow<'_> {
                 }
                 return;
             }
-            let (low_bits, high_bits) = (block::magnitude_bits(low), block::magnitude_bits(high));
+            let values = [low, high];
             let larger = |a: u32, b: u32| if a > b { a } else { b };
-            let scale = block::block_scale(reduce(larger(low_bits, high_bits), larger), self.h_scale);
-            let divisor = block::divisor(scale, self.h_scale);
-            let codes = if scale == ue4m3::NAN { 0 } else { e2m1::encode_pair(low / divisor, high / divisor) };
-            self.store_block(first, exists, codes, scale);
+            let amax = reduce(block_fma::largest_magnitude(&values, Gpu).to_bits(), larger);
+            let amax = f32::from_bits(amax);
+            // What is derived of it must not be kept in registers, of which there are none left.
+            #[cfg(nvfp4_arch = "sm120")]
+            let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
+            #[cfg(nvfp4_arch = "sm80")]
+            let h_scale = self.h_scale;
+            let scale = block_fma::block_scale(amax, h_scale, Gpu);
+            let quantized = block_fma::round(&values, amax, scale, h_scale, Gpu);
+            self.store_block(first, exists, &quantized);
         }
     }
 
-    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    /// Stores a block of 16 columns: this lane's elements of columns `first + g` and `first + 8 + g`.
     #[cfg(nvfp4_arch = "sm80")]
     #[inline(always)]
-    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+    unsafe fn store_block(&self, first: usize, exists: bool, quantized: &Values<2>) {
         if !exists {
             return;
         }
         let columns = self.params.columns as usize;
         let stride = columns.next_multiple_of(Order::K);
-        let row = (self.params.output as *mut u16).wrapping_add(self.slot * stride);
+        let Tile { expert, expert_slot, expert_slots, .. } = *self.tile;
+        let place = |column: usize| {
+            if TILES {
+                // What is the same for all fragments stands in front: a token tile is whole groups.
+                let groups = SlotGroups::new(expert as usize, expert_slot as usize, expert_slots as usize);
+                let group = ((self.tile.slot - expert_slot) as usize + self.inner) / GROUP_SLOTS;
+                groups.place(stride / Order::K, self.inner % GROUP_SLOTS, column) + group * TILE_ELEMENTS
+            } else {
+                self.slot * stride + tile_mma::activation_place(column)
+            }
+        };
+        let output = self.params.output as *mut u16;
         let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
+        let pair = quantized.f16_pair(0, 1);
         // SAFETY: the slot exists, and a row has `stride` columns.
         unsafe {
-            *row.add(tile_mma::activation_place(low)) = block::product_f16(codes as u8 & 15, scale);
-            *row.add(tile_mma::activation_place(high)) = block::product_f16((codes >> 4) as u8, scale);
+            *output.add(place(low)) = pair as u16;
+            *output.add(place(high)) = (pair >> 16) as u16;
             if first + BLOCK == columns {
                 // Behind the last block the row's padding begins; it is multiplied too.
                 let mut column = columns + self.lane as usize;
                 while column < stride {
-                    *row.add(tile_mma::activation_place(column)) = 0;
+                    *output.add(place(column)) = 0;
                     column += 8;
                 }
             }
         }
     }
 
-    /// Stores a block of 16 columns: this lane's code of column `first + g` (bits 0..3) and of column `first + 8 + g`.
+    /// Stores a block of 16 columns: this lane's elements of columns `first + g` and `first + 8 + g`.
     #[cfg(nvfp4_arch = "sm120")]
     #[inline(always)]
-    unsafe fn store_block(&self, first: usize, exists: bool, codes: u32, scale: u8) {
+    unsafe fn store_block(&self, first: usize, exists: bool, quantized: &Values<2>) {
         use crate::format::tile_mxf4::row_stride;
         let lane = self.lane;
+        let codes = quantized.codes(0, 1);
         let gathered = [(codes & 15) << (4 * lane), (codes >> 4) << (4 * lane)].map(|word| reduce(word, |a, b| a | b));
         if exists {
             let index = (self.slot * row_stride(self.params.columns as usize) + first) / BLOCK;
@@ -121,19 +147,50 @@ impl OutputRow<'_> {
                 if lane == 0 {
                     crate::ptx::global::store_v2((self.params.output as *mut u32).add(2 * index), gathered);
                 } else if lane == 1 {
-                    *(self.params.output_scales as *mut u8).add(index) = scale;
+                    *(self.params.output_scales as *mut u8).add(index) = quantized.scale_byte();
                 }
             }
         }
     }
 }
 
-/// Writes a warp's results.
+/// Writes a warp's results. `TILES`: what is quantized goes into tiles, not into rows.
 ///
 /// # Safety
 /// The params' pointers are as documented there; all lanes take part.
 #[inline(always)]
-pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
+pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: bool>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    accumulators: &Accumulators<SLOT_FRAGMENTS>,
+    warp: &Warp,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if TILES && params.row_scales == 0 {
+            // The usual layers once more, for the compiler to leave out what they do not need.
+            let mut usual = *params;
+            usual.row_scales = 0;
+            if params.epilogue == Epilogue::Down as u32 {
+                usual.epilogue = Epilogue::Down as u32;
+                usual.quantized = 0;
+                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
+            }
+            let swiglu = params.epilogue == Epilogue::Gated as u32 && params.activation.kind == KIND_SWIGLU;
+            if swiglu && params.quantized != 0 {
+                usual.epilogue = Epilogue::Gated as u32;
+                usual.quantized = 1;
+                usual.activation.kind = KIND_SWIGLU;
+                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
+            }
+        }
+        write_fragments::<SLOT_FRAGMENTS, 1, TILES>(params, tile, accumulators, warp);
+    }
+}
+
+/// [`write_results`] of `TURN` fragments of 8 slots at a time.
+#[inline(always)]
+unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const TILES: bool>(
     params: &GroupedGemmParams,
     tile: &Tile,
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
@@ -143,6 +200,7 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
     let row = tile.row + warp.row;
     let end = warp.slot + SLOT_FRAGMENTS as u32 * 8;
     let end = if end < tile.slots { end } else { tile.slots };
+    const { assert!(!TILES || SLOT_FRAGMENTS.is_multiple_of(TURN)) };
     let mut accumulators = *accumulators;
     // SAFETY: only slots of the tile and columns of the matrix are touched.
     unsafe {
@@ -150,60 +208,71 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
         let second = params.epilogue == Epilogue::Down as u32;
         let mut fragment_slot = warp.slot;
         while fragment_slot < end {
-            let mut j = 0;
-            while j < 2 {
-                let inner = fragment_slot + 2 * q + j as u32;
-                let exists = inner < tile.slots;
-                let slot = (tile.slot + inner) as usize;
-                let input_scale = if params.row_scales == 0 {
-                    if second { scales.l2_input } else { scales.l1_input }
-                } else if exists {
-                    let source =
-                        if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
-                    *(params.row_scales as *const f32).add(source)
-                } else {
-                    0.0
-                };
-                let output = OutputRow { params, slot, exists, h_scale: scales.l2_input, lane: g };
-                if params.epilogue == Epilogue::Gated as u32 {
-                    let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
-                    let h = accumulators.map(|fragment| {
-                        activate(
-                            &params.activation,
-                            (fragment[0][j] * UNSCALE) * gate,
-                            (fragment[0][j + 2] * UNSCALE) * up,
-                        )
-                    });
-                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
-                    output.store(column as u32, h[0], h[1]);
-                } else {
-                    let alpha = input_scale * if second { scales.down } else { scales.up };
-                    let mut m = 0;
-                    while m < ROW_FRAGMENTS {
-                        let pair = [accumulators[m][0][j], accumulators[m][0][j + 2]].map(|sum| {
-                            let sum = sum * UNSCALE;
-                            if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
+            let mut turn = 0;
+            while turn < TURN {
+                let mut j = 0;
+                while j < 2 {
+                    let inner = fragment_slot + 8 * turn as u32 + 2 * q + j as u32;
+                    let exists = inner < tile.slots;
+                    let slot = (tile.slot + inner) as usize;
+                    let input_scale = if params.row_scales == 0 {
+                        if second { scales.l2_input } else { scales.l1_input }
+                    } else if exists {
+                        let source =
+                            if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
+                        *(params.row_scales as *const f32).add(source)
+                    } else {
+                        0.0
+                    };
+                    let output = OutputRow::<TILES> {
+                        params,
+                        tile,
+                        slot,
+                        inner: inner as usize,
+                        exists,
+                        h_scale: scales.l2_input,
+                        lane: g,
+                    };
+                    if params.epilogue == Epilogue::Gated as u32 {
+                        let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
+                        let h = accumulators.map(|fragment| {
+                            activate(
+                                &params.activation,
+                                (fragment[turn][j] * UNSCALE) * gate,
+                                (fragment[turn][j + 2] * UNSCALE) * up,
+                            )
                         });
-                        output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
-                        m += 1;
+                        let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
+                        output.store(column as u32, h[0], h[1]);
+                    } else {
+                        let alpha = input_scale * if second { scales.down } else { scales.up };
+                        let mut m = 0;
+                        while m < ROW_FRAGMENTS {
+                            let pair = [accumulators[m][turn][j], accumulators[m][turn][j + 2]].map(|sum| {
+                                let sum = sum * UNSCALE;
+                                if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
+                            });
+                            output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
+                            m += 1;
+                        }
                     }
+                    j += 1;
                 }
-                j += 1;
+                turn += 1;
             }
-            // The next fragment's turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
+            // The next fragments' turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
             // count is opaque): a small body stays in the instruction cache.
             let mut m = 0;
             while m < ROW_FRAGMENTS {
-                let first = accumulators[m][0];
-                let mut n = 1;
+                let first = accumulators[m];
+                let mut n = 0;
                 while n < SLOT_FRAGMENTS {
-                    accumulators[m][n - 1] = accumulators[m][n];
+                    accumulators[m][n] = first[(n + TURN) % SLOT_FRAGMENTS];
                     n += 1;
                 }
-                accumulators[m][SLOT_FRAGMENTS - 1] = first;
                 m += 1;
             }
-            fragment_slot = opaque(fragment_slot + 8);
+            fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
         }
     }
 }

@@ -5,6 +5,7 @@
 mod epilogue;
 pub mod sm120;
 pub mod sm80;
+pub mod sm90;
 #[cfg(target_arch = "nvptx64")]
 mod tile;
 
@@ -25,4 +26,7 @@ pub struct Variant {
     pub shared_bytes: u32,
     /// Whether it can quantize its results where the scale is known beforehand.
     pub quantizes: bool,
+    /// Whether it reads (and so writes) quantized activations in tiles, a row a slot, instead of in rows: see
+    /// [`crate::format::slot_groups`].
+    pub tiles: bool,
 }

@@ -61,6 +61,7 @@ pub const VARIANTS: [Variant; 1] = [Variant {
     registers: 168,
     shared_bytes: (BARRIERS_AT + 2 * STAGES * 8) as u32,
     quantizes: true,
+    tiles: false,
 }];
 
 #[cfg(nvfp4_arch = "sm120")]

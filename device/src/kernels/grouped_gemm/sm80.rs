@@ -100,6 +100,7 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
         registers: 128,
         shared_bytes: STREAM_WARPS * STREAM_STAGES * STREAM_STAGE_BYTES as u32,
         quantizes: true,
+        tiles: false,
     }; 1 + TILES.len()];
     let mut i = 0;
     while i < TILES.len() {
@@ -112,6 +113,7 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
             registers: tile.registers,
             shared_bytes: tile.shared_bytes(),
             quantizes: false,
+            tiles: false,
         };
         i += 1;
     }
@@ -134,8 +136,8 @@ const _: () = {
 };
 
 #[cfg(nvfp4_arch = "sm80")]
-mod dequantize;
-#[cfg(nvfp4_arch = "sm80")]
+pub(super) mod dequantize;
+#[cfg(all(nvfp4_arch = "sm80", not(nvfp4_arch = "sm90")))]
 mod device;
 #[cfg(nvfp4_arch = "sm80")]
 mod stream;

@@ -1,5 +1,6 @@
 //! Which part of which expert's GEMM a tile is.
 
+use crate::format::slot_groups::GROUP_SLOTS;
 use crate::kernels::device_rows::{div_rem, find_expert};
 use crate::params::GroupedGemmParams;
 
@@ -12,16 +13,20 @@ pub(super) struct Tile {
     /// First slot, and how many of the tile's slots exist.
     pub(super) slot: u32,
     pub(super) slots: u32,
+    /// First slot of the expert, and how many it has.
+    pub(super) expert_slot: u32,
+    pub(super) expert_slots: u32,
 }
 
 impl Tile {
     /// Tile `index` of all tiles of `ROWS` x `SLOTS`, in the order expert, row tile, token tile; `block_rows` row tiles
-    /// an expert.
+    /// an expert. With `EVEN`, an expert's groups of 8 slots are shared evenly among its token tiles; else each but the
+    /// last has `SLOTS`.
     ///
     /// # Safety
     /// The params' offsets are as documented there, `index` is below the number of tiles.
     #[inline(always)]
-    pub(super) unsafe fn find<const ROWS: usize, const SLOTS: usize>(
+    pub(super) unsafe fn find<const ROWS: usize, const SLOTS: usize, const EVEN: bool>(
         params: &GroupedGemmParams,
         index: u32,
         block_rows: u32,
@@ -35,14 +40,24 @@ impl Tile {
             let inner = index - first * block_rows;
             let (row_tile, token_tile) = div_rem(inner, token_tiles);
             let expert_offset = params.expert_offset as *const u32;
-            let slot = *expert_offset.add(expert as usize) + token_tile * SLOTS as u32;
-            let left = *expert_offset.add(expert as usize + 1) - slot;
+            let expert_slot = *expert_offset.add(expert as usize);
+            let expert_slots = *expert_offset.add(expert as usize + 1) - expert_slot;
+            let (from, to) = if EVEN {
+                let groups = expert_slots.div_ceil(GROUP_SLOTS as u32);
+                let share = |tile: u32| div_rem(groups * tile, token_tiles).0 * GROUP_SLOTS as u32;
+                (share(token_tile), share(token_tile + 1))
+            } else {
+                (token_tile * SLOTS as u32, (token_tile + 1) * SLOTS as u32)
+            };
+            let to = if to < expert_slots { to } else { expert_slots };
             Self {
                 weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
                 expert,
                 row: row_tile * ROWS as u32,
-                slot,
-                slots: if left < SLOTS as u32 { left } else { SLOTS as u32 },
+                slot: expert_slot + from,
+                slots: to - from,
+                expert_slot,
+                expert_slots,
             }
         }
     }

@@ -5,10 +5,11 @@ use half::f16;
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::schedule::activation_params;
 use nvfp4_moe_device::format::packed::{Half, MatrixLayout, TileOrder, interleaved_row};
-use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_column, activation_place};
+use nvfp4_moe_device::format::slot_groups::{GROUP_SLOTS, SlotGroups, most_groups};
+use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_place};
 use nvfp4_moe_device::format::{BLOCK, block};
 use nvfp4_moe_device::kernels::activation::{ActivationParams, activate};
-use nvfp4_moe_device::kernels::grouped_gemm::sm80;
+use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm90};
 use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -32,15 +33,21 @@ struct Request {
     quantized: bool,
 }
 
-/// All of one variant: `VARIANT` is its index in [`sm80::VARIANTS`].
+/// The variants: the portable ones, then the one for Hopper.
+const VARIANTS: [Variant; 4] = [sm80::VARIANTS[0], sm80::VARIANTS[1], sm80::VARIANTS[2], sm90::VARIANTS[1]];
+
+/// All of one variant: `VARIANT` is its index in [`VARIANTS`].
 pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
     let bench = Bench::new(lab)?;
-    let variant = &sm80::VARIANTS[VARIANT];
+    let variant = &VARIANTS[VARIANT];
     let slots = variant.slots;
     // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
-    let tile = VARIANT.checked_sub(1).map(|tile| &sm80::TILES[tile]);
-    let (stages, stage_tiles) =
-        tile.map_or((sm80::STREAM_DEEP_STAGES as usize, 1), |tile| (tile.stages, tile.stage_tiles));
+    let tile = VARIANT.checked_sub(1).and_then(|tile| sm80::TILES.get(tile));
+    let (stages, stage_tiles) = match tile {
+        Some(tile) => (tile.stages, tile.stage_tiles),
+        None if variant.tiles => (sm90::STAGES, 1),
+        None => (sm80::STREAM_DEEP_STAGES as usize, 1),
+    };
     let long = (stages * stage_tiles + 1) * MmaTile::K - BLOCK;
     let short = (stages - 1) * stage_tiles * MmaTile::K;
     let request = |epilogue, activation, columns, k, slots: &[usize], gather| Request {
@@ -73,7 +80,12 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     ];
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
     // number of slots around those for which other code runs.
-    let ends: Vec<usize> = tile.map_or(vec![1, 8, 9, 16, 17, 23, 24], |tile| {
+    let without_copies = if variant.tiles {
+        (1..=8).flat_map(|n| [16 * n - 1, 16 * n]).collect()
+    } else {
+        vec![1, 8, 9, 16, 17, 23, 24]
+    };
+    let ends: Vec<usize> = tile.map_or(without_copies, |tile| {
         let copied_at_once = sm80::THREADS as usize / tile.chunks();
         (1..=(slots / copied_at_once).max(1)).map(|copies| (copies * copied_at_once).min(slots)).collect()
     });
@@ -91,7 +103,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
     // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings.
     let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, 352, long, slots, false));
-    let busy = busy.into_iter().filter(|_| tile.is_none());
+    let busy = busy.into_iter().filter(|_| VARIANT == 0);
     let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|_| variant.quantizes));
     for (index, request) in requests.enumerate() {
         run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
@@ -146,7 +158,7 @@ pub(super) fn packed<T: TileOrder>(matrices: &[Matrix]) -> Vec<u8> {
 fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -> Result<()> {
     let Request { epilogue, columns, k, .. } = *request;
     let halves = if epilogue == Epilogue::Gated { 2 } else { 1 };
-    let variant = &sm80::VARIANTS[variant];
+    let variant = &VARIANTS[variant];
     let experts = request.slots.len();
     let expert_offset = expert_offsets(&request.slots);
     let slots = expert_offset[experts] as usize;
@@ -181,13 +193,23 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     let layout = MatrixLayout::<MmaTile>::new(columns * halves, k);
     let halves_of = |quarter: &i64| f16::from_f32(*quarter as f32 / 4.0);
     let weights = bench.upload(&all_packed)?;
-    let in_order = (0..rows * stride).map(|i| i / stride * stride + activation_column(i % stride));
-    let activations = bench.upload(&in_order.map(|i| halves_of(&quarters[i])).collect::<Vec<_>>())?;
+    let row_of = |slot: usize| if request.gather { gather[slot] as usize } else { slot };
+    let places = Places { tiles: variant.tiles, expert_offset: &expert_offset, k };
+    let there = if variant.tiles { slots } else { rows };
+    // What fills up the groups has no number.
+    let mut in_order = vec![f16::NAN; places.len(there)];
+    for (row, k) in (0..there).flat_map(|row| (0..stride).map(move |k| (row, k))) {
+        let source = if variant.tiles { row_of(row) } else { row };
+        in_order[places.place(row, k)] = halves_of(&quarters[source * stride + k]);
+    }
+    let activations = bench.upload(&in_order)?;
     let (gathered, row_scales_there) = (bench.upload(&gather)?, bench.upload(&row_scales)?);
     let (scales_there, offset_there) = (bench.upload(&expert_scales)?, bench.upload(&expert_offset)?);
     let tile_offset = bench.upload(&tile_offsets(&expert_offset, variant.slots as u32))?;
     let output_stride = columns.next_multiple_of(MmaTile::K);
-    let output = bench.room(if request.quantized { slots * output_stride * 2 } else { slots * columns * 4 })?;
+    let output_places = Places { k: columns, ..places };
+    let output_bytes = if request.quantized { output_places.len(slots) * 2 } else { slots * columns * 4 };
+    let output = bench.room(output_bytes)?;
     let params = GroupedGemmParams {
         weights: weights.address(),
         expert_bytes: layout.bytes() as u64,
@@ -214,9 +236,9 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     unsafe { bench.grouped_gemm(variant, params)? };
 
     let mut expected = Vec::with_capacity(slots * columns);
-    for (slot, gathered) in gather.iter().enumerate() {
+    for slot in 0..slots {
         let expert = expert_of(&expert_offset, slot);
-        let row = if request.gather { *gathered as usize } else { slot };
+        let row = row_of(slot);
         for column in 0..columns {
             let mut sums = [0.0; 2];
             for (sum, matrix) in sums.iter_mut().zip(&matrices[expert]) {
@@ -232,14 +254,13 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     }
     let products: Vec<u16> = downloaded(&output)?;
     for (slot, h) in expected.chunks_exact(columns).enumerate() {
-        let mut padding =
-            (columns..output_stride).map(|column| products[slot * output_stride + activation_place(column)]);
+        let mut padding = (columns..output_stride).map(|column| products[output_places.place(slot, column)]);
         ensure!(padding.all(|product| product == 0), "{what}: padding of slot {slot} is not 0");
         let expert = expert_of(&expert_offset, slot);
         for (index, h) in h.as_chunks::<BLOCK>().0.iter().enumerate() {
             let expected = block::quantize(h, expert_scales[expert].l2_input);
             for i in 0..BLOCK {
-                let product = products[slot * output_stride + activation_place(index * BLOCK + i)];
+                let product = products[output_places.place(slot, index * BLOCK + i)];
                 ensure!(
                     product == expected.f16(i),
                     "{what}: slot {slot}, column {}: {product:#06x}",
@@ -249,6 +270,33 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         }
     }
     Ok(())
+}
+
+/// Where a variant has the quantized numbers of a row (of a slot, in tiles).
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    tiles: bool,
+    expert_offset: &'a [u32],
+    k: usize,
+}
+
+impl Places<'_> {
+    /// Elements that so many rows take.
+    fn len(&self, rows: usize) -> usize {
+        let stride = self.k.next_multiple_of(MmaTile::K);
+        let experts = self.expert_offset.len() - 1;
+        if self.tiles { (most_groups(rows, experts) + 1) * GROUP_SLOTS * stride } else { rows * stride }
+    }
+
+    fn place(&self, row: usize, k: usize) -> usize {
+        let k_tiles = self.k.div_ceil(MmaTile::K);
+        if !self.tiles {
+            return row * k_tiles * MmaTile::K + activation_place(k);
+        }
+        let expert = expert_of(self.expert_offset, row);
+        let [first, end] = [0, 1].map(|i| self.expert_offset[expert + i] as usize);
+        SlotGroups::new(expert, first, end - first).place(k_tiles, row - first, k)
+    }
 }
 
 /// The dot product of a row with activations in quarters, exact in f32 whatever the order.

@@ -310,7 +310,8 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         row_scale: scale as u32,
         experts: slots.map_or(0, |offsets| offsets.len() as u32 - 1),
         second: second.into(),
-        padding: 0,
+        topk: 0,
+        entry_slot: 0,
     };
     let to_codes = QuantizeParams {
         output: codes.address(),

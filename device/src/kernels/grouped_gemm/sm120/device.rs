@@ -263,7 +263,7 @@ unsafe fn consume<const SLOT_FRAGMENTS: usize>(
             k_tile += STAGE_TILES as u32;
         }
         if works {
-            write_results(params, tile, &accumulators, &warp);
+            write_results::<_, false>(params, tile, &accumulators, &warp);
         }
     }
 }
@@ -295,7 +295,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_fp4(params: GroupedGemmParams) {
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         while index < tiles {
-            let tile = Tile::find::<ROWS, SLOTS>(&params, index, block_rows);
+            let tile = Tile::find::<ROWS, SLOTS, false>(&params, index, block_rows);
             if warp == CONSUMERS as u32 {
                 produce(&params, &tile, &mut cursor, lane);
             } else {

@@ -5,7 +5,7 @@ use crate::ptx::matrix::{broadcast_half, multiply_f16x2};
 
 /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the pairs of scales of its two rows.
 #[inline(always)]
-pub(super) fn dequantize(codes: u32, scales: &[[u32; 2]; 2], step: usize) -> [u32; 4] {
+pub(in crate::kernels::grouped_gemm) fn dequantize(codes: u32, scales: &[[u32; 2]; 2], step: usize) -> [u32; 4] {
     let scale = |row: usize| {
         let pair = scales[row][step % 2];
         if step / 2 == 1 { broadcast_half::<true>(pair) } else { broadcast_half::<false>(pair) }

@@ -4,7 +4,7 @@
 
 use super::dequantize::dequantize;
 use super::*;
-use crate::format::packed::{Half, interleaved_row};
+use crate::format::packed::{Half, TileGrid, interleaved_row};
 use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::activation::activate;
 use crate::kernels::grouped_gemm::epilogue::UNSCALE;
@@ -41,19 +41,20 @@ unsafe fn fetch_stage<
     k_tile: u32,
 ) {
     let thread = thread_idx_x();
+    const { assert!(STAGE_TILES == 1 && MmaTile::GROUP.is_multiple_of(ROWS / MmaTile::ROWS)) };
     let row_tiles = ROWS / MmaTile::ROWS;
     // SAFETY: what does not exist is zero-filled, not read.
     unsafe {
-        // K tiles of a row tile follow each other in memory, as they do in the stage.
-        let run = (STAGE_TILES * MmaTile::BYTES) as u32;
-        let left = (params.k_tiles - k_tile) * MmaTile::BYTES as u32;
+        // Row tiles lie side by side in memory, as they do in the stage.
+        let run = MmaTile::BYTES as u32;
+        let row_tile = tile.row as usize / MmaTile::ROWS;
+        let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
+        let weights = tile.weights.add(grid.offset(row_tile, k_tile as usize));
+        let existing = (params.row_tiles - row_tile as u32) * run;
         let mut offset = thread * 16;
         while offset < row_tiles as u32 * run {
-            let (inner_tile, within) = (offset / run, offset % run);
-            let row_tile = tile.row / MmaTile::ROWS as u32 + inner_tile;
-            let exists = row_tile < params.row_tiles && (STAGE_TILES == 1 || within < left);
-            let index = if exists { row_tile as usize * params.k_tiles as usize + k_tile as usize } else { 0 };
-            let source = tile.weights.add(index * MmaTile::BYTES + if exists { within as usize } else { 0 });
+            let exists = offset < existing;
+            let source = weights.add(if exists { offset as usize } else { 0 });
             copy_16(stage + offset, source, if exists { 16 } else { 0 });
             offset += THREADS * 16;
         }
@@ -217,7 +218,7 @@ unsafe fn grouped_gemm<
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         while index < tiles {
-            let tile = Tile::find::<ROWS, SLOTS>(params, index, block_rows);
+            let tile = Tile::find::<ROWS, SLOTS, false>(params, index, block_rows);
 
             // First chunk of 16 bytes that this thread copies of each of its activation rows.
             let mut sources = [0; COPIES];

@@ -7,7 +7,7 @@
 
 use super::dequantize::dequantize;
 use super::{STREAM_DEEP_STAGES, STREAM_ROWS, STREAM_SLOTS, STREAM_STAGE_BYTES, STREAM_STAGES, STREAM_WARPS};
-use crate::format::packed::TileOrder;
+use crate::format::packed::{TileGrid, TileOrder};
 use crate::format::tile_mma::{LOAD_K, MmaTile, scale_pairs};
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, ROW_FRAGMENTS, Warp, write_results};
 use crate::kernels::grouped_gemm::tile::Tile;
@@ -28,26 +28,32 @@ struct Weights {
     scales: [u32; 2],
 }
 
+/// Copies of 16 bytes of a lane for a tile of both fragments.
+const COPIES: usize = STREAM_STAGE_BYTES.div_ceil(32 * 16);
+
 /// A warp's ring, and what the lane copies into it.
 struct Ring {
-    /// Tile 0 of the first fragment, and how many bytes further the second's is.
+    /// This lane's first 16 bytes of tile 0 of the first fragment, and how many bytes further the next tile along K is.
     first: *const u8,
-    second: u32,
+    step: u32,
+    /// Bytes of one such tile of the fragments that exist: one or both.
+    bytes: u32,
     shared: u32,
     stages: u32,
     lane: u32,
 }
 
 impl Ring {
-    /// Starts the first copies of a unit; the ring is not read any more. A row tile that does not exist is replaced by one
-    /// that does: nobody writes its results.
+    /// Starts the first copies of a unit; the ring is not read any more.
     #[inline(always)]
     unsafe fn start(params: &GroupedGemmParams, tile: &Tile, shared: u32, stages: u32, lane: u32) -> Self {
-        let run = params.k_tiles as usize * MmaTile::BYTES;
-        let row_tile = tile.row / MmaTile::ROWS as u32;
+        let row_tile = tile.row as usize / MmaTile::ROWS;
+        let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
+        let both = row_tile + 1 < params.row_tiles as usize;
         let ring = Self {
-            first: tile.weights.wrapping_add(row_tile as usize * run),
-            second: if row_tile + 1 < params.row_tiles { run as u32 } else { 0 },
+            first: tile.weights.wrapping_add(grid.offset(row_tile, 0) + lane as usize * 16),
+            step: grid.step(row_tile) as u32,
+            bytes: if both { STREAM_STAGE_BYTES } else { MmaTile::BYTES } as u32,
             shared,
             stages,
             lane,
@@ -65,21 +71,15 @@ impl Ring {
     /// Starts the copy of one tile of K of both fragments, if there is one.
     #[inline(always)]
     unsafe fn copy(&self, place: u32, k_tile: u32, exists: bool) {
-        let lane = self.lane;
-        let (from, to) = (self.first.wrapping_add(k_tile as usize * MmaTile::BYTES), self.shared + place);
-        // SAFETY: the tile exists, the place is one of the ring's, and all lanes have read what was there.
-        unsafe {
-            copy_16_if(exists, to + lane * 16, from.wrapping_add(lane as usize * 16));
-            let second = to + MmaTile::BYTES as u32;
-            copy_16_if(exists, second + lane * 16, from.wrapping_add((self.second + lane * 16) as usize));
-            // Four lanes for each fragment's scales.
-            let (fragment, chunk) = (lane / 4, MmaTile::CODE_BYTES as u32 + lane % 4 * 16);
-            let distance = if fragment == 0 { 0 } else { self.second };
-            copy_16_if(
-                exists && fragment < ROW_FRAGMENTS as u32,
-                to + fragment * MmaTile::BYTES as u32 + chunk,
-                from.wrapping_add((distance + chunk) as usize),
-            );
+        let from = self.first.wrapping_add(k_tile as usize * self.step as usize);
+        let to = self.shared + place + self.lane * 16;
+        let mut i = 0;
+        while i < COPIES {
+            let further = i as u32 * 32 * 16;
+            let exists = exists && self.lane * 16 + further < self.bytes;
+            // SAFETY: the tile exists, the place is one of the ring's, and all lanes have read what was there.
+            unsafe { copy_16_if(exists, to + further, from.wrapping_add(further as usize)) };
+            i += 1;
         }
     }
 
@@ -107,7 +107,9 @@ impl Ring {
         let mut weights = [Weights { codes: [0; 4], scales: [0; 2] }; ROW_FRAGMENTS];
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            let fragment = self.shared + place + m as u32 * MmaTile::BYTES as u32;
+            // A fragment that does not exist is replaced by one that does: nobody writes its results.
+            let tile = m as u32 * MmaTile::BYTES as u32;
+            let fragment = self.shared + place + if tile < self.bytes { tile } else { 0 };
             // SAFETY: the tile has landed.
             unsafe {
                 weights[m] = Weights {
@@ -244,7 +246,7 @@ unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
         // The next unit's copies may not overtake the last reads.
         sync_warp();
         next();
-        write_results(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
+        write_results::<_, false>(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
     }
 }
 
@@ -276,7 +278,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         let stages = if deep { STREAM_DEEP_STAGES } else { STREAM_STAGES };
         let shared = shared::dynamic() + warp * stages * STREAM_STAGE_BYTES as u32;
         let start = |index: u32| {
-            let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS>(&params, index, block_rows);
+            let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS, false>(&params, index, block_rows);
             let ring = Ring::start(&params, &tile, shared, stages, lane);
             (tile, ring)
         };
