@@ -55,6 +55,11 @@ pub(crate) struct Kernel {
     /// There are `wgmma`.
     pub(crate) has_async_products: bool,
     /// Registers of a thread at launch, where a directive says enough to know.
+    /// Blocks of a cluster, where a directive says it.
+    pub(crate) cluster: Option<u32>,
+    /// The launch must say how many blocks a cluster has, if no directive does; and at most so many.
+    pub(crate) explicit_cluster: bool,
+    pub(crate) max_cluster: u32,
     pub(crate) launch_registers: Option<u32>,
 }
 
@@ -91,6 +96,12 @@ pub(crate) enum Special {
     Ntid(usize),
     Ctaid(usize),
     Nctaid(usize),
+    ClusterId(usize),
+    NumberOfClusters(usize),
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    ClusterCtaRank,
+    ClusterNctaRank,
     LaneId,
     WarpId,
     NumberOfWarps,
@@ -100,8 +111,6 @@ pub(crate) enum Special {
     LanemaskGt,
     LanemaskGe,
     DynamicSharedBytes,
-    Zero,
-    One,
 }
 
 /// One place of the code.

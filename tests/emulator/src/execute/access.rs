@@ -45,11 +45,6 @@ pub(crate) fn shared_fault(fault: SharedFault, lane: usize, address: u64) -> Fau
     fault_at(kind, lane as u32, address, fault.detail())
 }
 
-/// The address as a shared-window address.
-fn shared_address(address: u64, lane: usize) -> Result<u32, Fault> {
-    u32::try_from(address).map_err(|_| shared_fault(SharedFault::OutOfBounds, lane, address))
-}
-
 #[inline(always)]
 fn aligned(address: u64, bytes: usize, lane: usize) -> Result<(), Fault> {
     if address & (bytes as u64 - 1) == 0 {
@@ -124,8 +119,8 @@ impl Context<'_> {
             Space::Generic | Space::Global => self.load_global(lane, address, out, access),
             Space::Shared => {
                 let thread = self.thread(lane);
-                let at = shared_address(inner, lane)?;
-                self.block.shared.load(at, out, thread).map_err(|fault| shared_fault(fault, lane, address))
+                let at = self.shared_place(inner, lane, address)?;
+                self.cluster.shared.load(at, out, thread).map_err(|fault| shared_fault(fault, lane, address))
             }
             Space::Local => {
                 let (bytes, written) = &self.warp.local[lane];
@@ -165,8 +160,8 @@ impl Context<'_> {
             }
             Space::Shared => {
                 let thread = self.thread(lane);
-                let at = shared_address(inner, lane)?;
-                self.block.shared.store(at, bytes, thread).map_err(|fault| shared_fault(fault, lane, address))
+                let at = self.shared_place(inner, lane, address)?;
+                self.cluster.shared.store(at, bytes, thread).map_err(|fault| shared_fault(fault, lane, address))
             }
             Space::Local => {
                 let (memory, written) = &mut self.warp.local[lane];
@@ -203,8 +198,8 @@ impl Context<'_> {
             }
             Space::Shared => {
                 let thread = self.thread(lane);
-                let at = shared_address(inner, lane)?;
-                let shared = &mut self.block.shared;
+                let at = self.shared_place(inner, lane, address)?;
+                let shared = &mut self.cluster.shared;
                 shared.update(at, bytes, thread, update).map_err(|fault| shared_fault(fault, lane, address))
             }
             Space::Local | Space::Param => {

@@ -40,7 +40,8 @@ impl Context<'_> {
             return Err(misuse(format!("{} threads arrive at barrier {id} of {count}", barrier.arrived)));
         }
         let warp = self.warp.index;
-        state.shared.release(warp, lanes, &mut barrier.knowledge);
+        let cluster = &mut *self.cluster;
+        cluster.shared.release(warp, lanes, &mut barrier.knowledge);
         if wait {
             barrier.waiting.push((warp, lanes));
         }
@@ -49,9 +50,9 @@ impl Context<'_> {
         }
         let done = std::mem::take(barrier);
         for &(waiting, waiting_lanes) in &done.waiting {
-            state.shared.acquire(waiting, waiting_lanes, &done.knowledge);
+            cluster.shared.acquire(waiting, waiting_lanes, &done.knowledge);
             if (waiting, waiting_lanes) != (warp, lanes) {
-                state.wakes.push((waiting, waiting_lanes));
+                cluster.wakes.push((waiting, waiting_lanes));
             }
         }
         Ok(Step::Next)

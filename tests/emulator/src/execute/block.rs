@@ -1,8 +1,9 @@
-//! One block: its warps take turns.
+//! The blocks of a cluster, mostly one: their warps take turns.
 
 use std::sync::PoisonError;
 
 use super::barrier::Barriers;
+use super::cluster::ClusterState;
 use super::launch::Launch;
 use super::warp::{Stop, Warp};
 use super::{Fault, fault};
@@ -14,57 +15,66 @@ use crate::memory::shared::SharedMemory;
 /// Instructions of a warp's turn.
 const TURN: u32 = 2048;
 
-/// What the warps of a block share.
+/// What the warps of a block share, and those of other blocks of its cluster do not.
 pub(crate) struct BlockState {
     /// Index in the grid.
     pub(crate) index: [u32; 3],
     /// The same as one number.
     pub(crate) number: u32,
+    /// Number in its cluster.
+    pub(crate) rank: u32,
     pub(crate) threads: u32,
-    pub(crate) shared: SharedMemory,
+    /// Index of its first warp in the cluster.
+    pub(crate) first_warp: u32,
     pub(crate) barriers: Barriers,
-    /// Lanes of warps that may go on.
-    pub(crate) wakes: Vec<(u32, u32)>,
     /// State that families of instructions keep for a block.
     pub(crate) extra: BlockExtra,
 }
 
-/// A block under way.
-pub(crate) struct Block {
-    pub(crate) state: BlockState,
+/// A cluster under way.
+pub(crate) struct Cluster {
+    blocks: Vec<BlockState>,
+    state: ClusterState,
     warps: Vec<Warp>,
 }
 
-impl Block {
+impl Cluster {
     pub(crate) fn new(launch: &Launch<'_>, number: u32) -> Self {
         let [width, height, _] = launch.grid;
-        let index = [number % width, number / width % height, number / width / height];
         let threads = launch.block.iter().product::<u32>();
-        let count = threads.div_ceil(32);
-        let shared = SharedMemory::new(launch.shared_end, count as usize, launch.kernel.narrow_stores);
-        let state = BlockState {
-            index,
-            number,
-            threads,
-            shared,
-            barriers: Barriers::default(),
-            wakes: Vec::new(),
-            extra: BlockExtra::default(),
-        };
-        let warps = (0..count).map(|warp| Self::warp(launch, index, warp, threads)).collect();
-        Self { state, warps }
+        let (size, warps_of_block) = (launch.cluster, threads.div_ceil(32));
+        // Clusters are along x.
+        let first = number * size;
+        let blocks: Vec<_> = (first..first + size)
+            .map(|number| BlockState {
+                index: [number % width, number / width % height, number / width / height],
+                number,
+                rank: number - first,
+                threads,
+                first_warp: (number - first) * warps_of_block,
+                barriers: Barriers::default(),
+                extra: BlockExtra::default(),
+            })
+            .collect();
+        let warps: Vec<_> =
+            blocks.iter().flat_map(|block| (0..warps_of_block).map(|warp| Self::warp(launch, block, warp))).collect();
+        let shared = SharedMemory::new(launch.shared_end, size, warps.len(), launch.kernel.narrow_stores);
+        let state = ClusterState::new(size, shared, warps.iter().map(|warp| warp.live).collect());
+        Self { blocks, state, warps }
     }
 
-    fn warp(launch: &Launch<'_>, block: [u32; 3], index: u32, threads: u32) -> Warp {
+    /// A warp by its index in the block.
+    fn warp(launch: &Launch<'_>, block: &BlockState, index: u32) -> Warp {
         // Registers of a warp that ended still hold the constants; nobody reads the others before they are written.
         let spare = launch.spare_registers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let is_fresh = spare.is_none();
-        let mut warp = Warp::new(launch.kernel, index, threads, spare);
+        let lanes = (block.threads - index * 32).min(32);
+        let mut warp = Warp::new(launch.kernel, block.first_warp + index, lanes, spare);
         for (slot, register) in launch.kernel.registers.iter().enumerate() {
             let values = match register.initial {
                 Initial::None => continue,
                 Initial::Special(special) => {
-                    Some(std::array::from_fn(|lane| launch.special(special, block, index * 32 + lane as u32)))
+                    Some(std::array::from_fn(|lane| launch.special(special, block.index, index * 32 + lane as u32)))
                 }
                 Initial::Constant(value) => is_fresh.then_some([value; 32]),
                 Initial::Variable { index, offset } => {
@@ -91,8 +101,9 @@ impl Block {
         spare.extend(self.warps.into_iter().map(|warp| warp.registers));
     }
 
-    /// Runs until the block has ended (true), or each warp had its turn `turns` times.
+    /// Runs until all blocks have ended (true), or each warp had its turn `turns` times.
     pub(crate) fn run(&mut self, launch: &Launch<'_>, turns: u32) -> Result<bool, Box<Finding>> {
+        let warps_of_block = self.warps_of_block();
         for _ in 0..turns {
             let mut progress = false;
             for warp in 0..self.warps.len() {
@@ -100,8 +111,9 @@ impl Block {
                     continue;
                 }
                 let before = self.warps[warp].instructions;
+                let block = &mut self.blocks[warp / warps_of_block];
                 let stop = self.warps[warp]
-                    .run_slice(&mut self.state, launch, TURN)
+                    .run_slice(block, &mut self.state, launch, TURN)
                     .map_err(|fault| self.finding(launch, warp, self.warps[warp].pc, &fault))?;
                 progress |= stop == Stop::Slice || self.warps[warp].instructions != before;
                 for (warp, lanes) in self.state.wakes.drain(..) {
@@ -132,22 +144,33 @@ impl Block {
         self.warps.iter().map(|warp| warp.thread_instructions).sum()
     }
 
+    fn warps_of_block(&self) -> usize {
+        self.warps.len() / self.blocks.len()
+    }
+
     /// What was left undone when all threads have ended.
     fn leftover(&self, launch: &Launch<'_>) -> Option<Box<Finding>> {
-        let (pc, warp, missing) = self.state.extra.warpgroups.incomplete()?;
-        let detail = format!("warp {missing} of the block, in the same warpgroup, never executed it");
-        Some(self.finding(launch, warp as usize, pc, &fault(FindingKind::Divergent, u32::MAX, detail)))
+        self.blocks.iter().find_map(|block| {
+            let (pc, warp, missing) = block.extra.warpgroups.incomplete()?;
+            let detail = format!("warp {missing} of the block, in the same warpgroup, never executed it");
+            let warp = (block.first_warp + warp) as usize;
+            Some(self.finding(launch, warp, pc, &fault(FindingKind::Divergent, u32::MAX, detail)))
+        })
     }
 
     fn deadlock(&self, launch: &Launch<'_>) -> Box<Finding> {
-        if let Some((warp, detail)) = self.state.extra.registers.waits() {
-            let pc = self.warps[warp as usize].first_blocked().map_or(0, |(_, pc)| pc);
-            return self.finding(launch, warp as usize, pc, &fault(FindingKind::RegisterPool, u32::MAX, detail));
+        for block in &self.blocks {
+            if let Some((warp, detail)) = block.extra.registers.waits() {
+                let warp = (block.first_warp + warp) as usize;
+                let pc = self.warps[warp].first_blocked().map_or(0, |(_, pc)| pc);
+                return self.finding(launch, warp, pc, &fault(FindingKind::RegisterPool, u32::MAX, detail));
+            }
         }
         let waiting = self.warps.iter().enumerate().find_map(|(index, warp)| Some((index, warp.first_blocked()?)));
         let (warp, (lane, pc)) = waiting.unwrap_or((0, (0, 0)));
         let live: u32 = self.warps.iter().map(|warp| warp.live.count_ones()).sum();
-        let detail = format!("all of the {live} threads left wait ({} ended)", self.state.threads - live);
+        let threads: u32 = self.blocks.iter().map(|block| block.threads).sum();
+        let detail = format!("all of the {live} threads left wait ({} ended)", threads - live);
         let instruction = &launch.kernel.code[pc as usize];
         // Lanes of a warp that wait for lanes which took another way are divergence rather than deadlock.
         let kind = if instruction.operation.waits_for_warp() { FindingKind::Divergent } else { FindingKind::Deadlock };
@@ -156,13 +179,14 @@ impl Block {
 
     fn finding(&self, launch: &Launch<'_>, warp: usize, pc: u32, fault: &Fault) -> Box<Finding> {
         let line = launch.kernel.code.get(pc as usize).map_or(0, |instruction| instruction.line);
+        let block = &self.blocks[warp / self.warps_of_block()];
         Box::new(Finding {
             kind: fault.kind,
             kernel: launch.kernel.name.clone(),
             ptx_line: line,
             text: launch.text(line),
-            block: self.state.index,
-            thread: warp as u32 * 32 + fault.lane,
+            block: block.index,
+            thread: (warp as u32 - block.first_warp) * 32 + fault.lane,
             address: fault.address,
             detail: fault.detail.clone(),
         })
@@ -170,6 +194,11 @@ impl Block {
 }
 
 impl Launch<'_> {
+    /// Blocks of a cluster along an axis.
+    fn cluster_along(&self, axis: usize) -> u32 {
+        if axis == 0 { self.cluster } else { 1 }
+    }
+
     /// Value of a special register (PTX ISA 10) for a thread of a block.
     fn special(&self, special: Special, block: [u32; 3], thread: u32) -> u64 {
         let [width, height, depth] = self.block;
@@ -180,6 +209,12 @@ impl Launch<'_> {
             Special::Ntid(axis) => self.block[axis],
             Special::Ctaid(axis) => block[axis],
             Special::Nctaid(axis) => self.grid[axis],
+            Special::ClusterId(axis) => block[axis] / self.cluster_along(axis),
+            Special::NumberOfClusters(axis) => self.grid[axis] / self.cluster_along(axis),
+            Special::ClusterCtaid(axis) => block[axis] % self.cluster_along(axis),
+            Special::ClusterNctaid(axis) => self.cluster_along(axis),
+            Special::ClusterCtaRank => block[0] % self.cluster,
+            Special::ClusterNctaRank => self.cluster,
             Special::LaneId => lane,
             Special::WarpId => thread / 32,
             Special::NumberOfWarps => threads.div_ceil(32),
@@ -189,8 +224,6 @@ impl Launch<'_> {
             Special::LanemaskGt => !(u32::MAX >> (31 - lane)),
             Special::LanemaskGe => !((1 << lane) - 1),
             Special::DynamicSharedBytes => self.dynamic_shared_bytes,
-            Special::Zero => 0,
-            Special::One => 1,
         };
         u64::from(value)
     }

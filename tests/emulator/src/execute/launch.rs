@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use super::Lanes;
-use super::block::Block;
+use super::block::Cluster;
 use crate::decode::{Kernel, Module};
 use crate::error::{EmulatorError, Finding};
 use crate::memory::DeviceMemory;
@@ -15,6 +15,8 @@ use crate::memory::global_races::GlobalRaces;
 const TURNS: u32 = 64;
 /// Of so many slices of blocks, one goes to a block that has not begun, though begun ones wait.
 const NEW_EVERY: u64 = 8;
+/// Most blocks of a cluster on every GPU that has clusters.
+const PORTABLE_CLUSTER: u32 = 8;
 
 /// In which precision matrix instructions add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,7 +37,7 @@ pub struct Config {
     pub threads: usize,
     /// Instructions of one warp after which its block counts as hung.
     pub max_instructions: u64,
-    /// Blocks that may have begun and not ended at one time.
+    /// Blocks, or clusters of them, that may have begun and not ended at one time.
     pub resident_blocks: usize,
     /// Largest shared memory of a block, in bytes.
     pub max_shared_bytes: u32,
@@ -80,6 +82,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) variables: &'a [u64],
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
+    /// Blocks of a cluster, along x.
+    pub(crate) cluster: u32,
     pub(crate) dynamic_shared_bytes: u32,
     /// End of the block's shared memory in the shared window.
     pub(crate) shared_end: u32,
@@ -104,20 +108,20 @@ struct Queue {
     next: u32,
     live: usize,
     slices: u64,
-    paused: VecDeque<Block>,
+    paused: VecDeque<Cluster>,
     findings: Vec<Finding>,
     report: LaunchReport,
 }
 
 impl Queue {
-    /// A block to run: one that waits, or the next new one.
-    fn take(&mut self, launch: &Launch<'_>, blocks: u32) -> Option<Block> {
+    /// A cluster to run: one that waits, or the next new one.
+    fn take(&mut self, launch: &Launch<'_>, clusters: u32) -> Option<Cluster> {
         self.slices += 1;
-        let may_begin = self.next < blocks && self.live < launch.config.resident_blocks.max(1);
+        let may_begin = self.next < clusters && self.live < launch.config.resident_blocks.max(1);
         if may_begin && (self.paused.is_empty() || self.slices.is_multiple_of(NEW_EVERY)) {
             self.next += 1;
             self.live += 1;
-            return Some(Block::new(launch, self.next - 1));
+            return Some(Cluster::new(launch, self.next - 1));
         }
         self.paused.pop_front()
     }
@@ -155,6 +159,22 @@ impl Emulator {
         shared_bytes: u32,
         params: &[u8],
     ) -> Result<LaunchReport, EmulatorError> {
+        self.launch_clusters(module, kernel, None, [grid, block], shared_bytes, params)
+    }
+
+    /// As [`Self::launch`], with a launch attribute: how many blocks along x are a cluster; none leaves it to the kernel.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub fn launch_clusters(
+        &mut self,
+        module: &Module,
+        kernel: &str,
+        cluster: Option<u32>,
+        [grid, block]: [[u32; 3]; 2],
+        shared_bytes: u32,
+        params: &[u8],
+    ) -> Result<LaunchReport, EmulatorError> {
         let kernel = module.kernel(kernel)?;
         let impossible = |reason: String| EmulatorError::Launch { kernel: kernel.name.clone(), reason };
         let threads = block.iter().try_fold(1u32, |product, &n| product.checked_mul(n)).unwrap_or(0);
@@ -165,6 +185,7 @@ impl Emulator {
         if blocks == 0 || blocks > i32::MAX as u32 - 2 {
             return Err(impossible(format!("a grid of {grid:?} blocks")));
         }
+        let cluster = kernel.cluster_size(cluster, grid[0]).map_err(impossible)?;
         if params.len() != kernel.param_bytes {
             return Err(impossible(format!("{} bytes of parameters, not {}", params.len(), kernel.param_bytes)));
         }
@@ -186,6 +207,7 @@ impl Emulator {
             variables: &self.variables[&module.id],
             grid,
             block,
+            cluster,
             dynamic_shared_bytes: shared_bytes,
             shared_end: kernel.dynamic_shared + shared_bytes,
             spare_registers: Mutex::default(),
@@ -196,11 +218,12 @@ impl Emulator {
             threads => threads,
         };
         let queue = Mutex::new(Queue::default());
-        let workers = workers.min(blocks as usize);
+        let clusters = blocks / cluster;
+        let workers = workers.min(clusters as usize);
         if workers == 1 {
-            work(&launch, &queue, blocks);
+            work(&launch, &queue, clusters);
         } else {
-            rayon::scope(|scope| (0..workers).for_each(|_| scope.spawn(|_| work(&launch, &queue, blocks))));
+            rayon::scope(|scope| (0..workers).for_each(|_| scope.spawn(|_| work(&launch, &queue, clusters))));
         }
         let queue = queue.into_inner().unwrap_or_else(PoisonError::into_inner);
         if queue.findings.is_empty() {
@@ -211,14 +234,32 @@ impl Emulator {
     }
 }
 
-/// Runs slices of blocks until none is left.
-fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, blocks: u32) {
+impl Kernel {
+    /// Blocks of a cluster in a launch that asks for so many, or for none.
+    fn cluster_size(&self, asked: Option<u32>, width: u32) -> Result<u32, String> {
+        let size = match (self.cluster, asked) {
+            (Some(declared), Some(asked)) if declared != asked => {
+                return Err(format!("clusters of {asked} blocks, the kernel is for {declared}"));
+            }
+            (None, None) if self.explicit_cluster => return Err("without a size of its clusters".into()),
+            (declared, asked) => declared.or(asked).unwrap_or(1),
+        };
+        let most = if self.max_cluster == 0 { PORTABLE_CLUSTER } else { self.max_cluster.min(PORTABLE_CLUSTER) };
+        if size == 0 || size > most || !width.is_multiple_of(size) {
+            return Err(format!("clusters of {size} blocks, at most {most}, in a grid {width} wide"));
+        }
+        Ok(size)
+    }
+}
+
+/// Runs slices of clusters until none is left.
+fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, clusters: u32) {
     let lock = || queue.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         if launch.stopped() {
             return;
         }
-        let taken = lock().take(launch, blocks);
+        let taken = lock().take(launch, clusters);
         let Some(mut block) = taken else {
             // Others hold what is left; when one of them pauses a block it takes the next itself.
             return;

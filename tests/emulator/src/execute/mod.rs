@@ -3,6 +3,7 @@
 pub(crate) mod access;
 pub(crate) mod barrier;
 pub(crate) mod block;
+pub(crate) mod cluster;
 pub(crate) mod lanes;
 pub(crate) mod launch;
 pub(crate) mod registers;
@@ -10,6 +11,7 @@ pub(crate) mod warp;
 
 use crate::error::FindingKind;
 use block::BlockState;
+use cluster::ClusterState;
 use launch::Launch;
 use warp::Warp;
 
@@ -84,6 +86,7 @@ pub(crate) fn fault_at(kind: FindingKind, lane: u32, address: u64, detail: impl 
 pub(crate) struct Context<'a> {
     pub(crate) warp: &'a mut Warp,
     pub(crate) block: &'a mut BlockState,
+    pub(crate) cluster: &'a mut ClusterState,
     pub(crate) launch: &'a Launch<'a>,
 }
 
@@ -168,7 +171,7 @@ impl Context<'_> {
         self.warp.predicates_written[index] |= lanes;
     }
 
-    /// Index in the block of a lane's thread.
+    /// Index in the cluster of a lane's thread.
     pub(crate) fn thread(&self, lane: usize) -> u32 {
         self.warp.index * 32 + lane as u32
     }

@@ -5,6 +5,7 @@
 //! possible. Lanes that run alone for long while others could run make room, so that a lane may spin for another.
 
 use super::block::BlockState;
+use super::cluster::ClusterState;
 use super::launch::Launch;
 use super::registers::AsyncRegisters;
 use super::{Context, Fault, Lanes, Step};
@@ -16,6 +17,7 @@ const PATIENCE: u32 = 1 << 14;
 
 /// State of a warp.
 pub(crate) struct Warp {
+    /// In its cluster.
     pub(crate) index: u32,
     pub(crate) registers: Vec<Lanes>,
     /// Lanes that wrote each register.
@@ -61,8 +63,7 @@ pub(crate) enum Stop {
 }
 
 impl Warp {
-    pub(crate) fn new(kernel: &Kernel, index: u32, threads: u32, spare: Option<Vec<Lanes>>) -> Self {
-        let lanes = (threads - index * 32).min(32);
+    pub(crate) fn new(kernel: &Kernel, index: u32, lanes: u32, spare: Option<Vec<Lanes>>) -> Self {
         let live = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
         Self {
             index,
@@ -159,6 +160,7 @@ impl Warp {
     pub(crate) fn run_slice(
         &mut self,
         block: &mut BlockState,
+        cluster: &mut ClusterState,
         launch: &Launch<'_>,
         budget: u32,
     ) -> Result<Stop, Fault> {
@@ -172,7 +174,7 @@ impl Warp {
             if self.other_pc != u32::MAX {
                 self.split_steps += 1;
             }
-            let mut cx = Context { warp: self, block, launch };
+            let mut cx = Context { warp: self, block, cluster, launch };
             let mut lanes = cx.warp.active;
             if instruction.counted {
                 cx.warp.thread_instructions += u64::from(lanes.count_ones());
@@ -203,6 +205,7 @@ impl Warp {
                     self.pc += 1;
                     self.live &= !lanes;
                     self.active &= !lanes;
+                    cluster.end(self.index, lanes);
                     if self.blocked != 0 {
                         // Who waits for the lanes that ended must look again.
                         self.wake(self.blocked & !self.asleep);

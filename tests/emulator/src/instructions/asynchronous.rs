@@ -68,8 +68,8 @@ impl Execute for CopyAsync {
                 }
             }
             let thread = cx.thread(lane);
-            let at = u32::try_from(to).unwrap_or(u32::MAX);
-            let begun = cx.block.shared.begin_copy(at, self.size, thread);
+            let at = cx.shared_place(to, lane, to)?;
+            let begun = cx.cluster.shared.begin_copy(at, self.size, thread);
             begun.map_err(|fault| shared_fault(fault, lane, to))?;
             let (size, landing) = (self.size as u8, Landing::default());
             let copy = Copy { lane: lane as u8, size, to: at, group: OPEN, bytes, landing };
@@ -104,7 +104,7 @@ impl Execute for Wait {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let index = cx.warp.index;
         let copies = &mut cx.warp.state.copies;
-        let (committed, shared) = (copies.committed, &mut cx.block.shared);
+        let (committed, shared) = (copies.committed, &mut cx.cluster.shared);
         copies.pending.retain(|copy| {
             let lands = lanes >> copy.lane & 1 == 1
                 && match self.pending {

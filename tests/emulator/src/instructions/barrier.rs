@@ -134,7 +134,7 @@ impl Execute for WarpBarrier {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let members = cx.mask(self.members, lanes)?;
         match cx.converge(lanes, members, false)? {
-            Some(lanes) => cx.block.shared.sync_warp(cx.warp.index, lanes),
+            Some(lanes) => cx.cluster.shared.sync_warp(cx.warp.index, lanes),
             None => return Ok(Step::Hold),
         }
         Ok(Step::Next)
@@ -152,8 +152,9 @@ struct Fence {
 
 impl Execute for Fence {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
+        cx.warp.state.fenced |= lanes;
         if self.proxy {
-            cx.block.shared.proxy_fence(cx.warp.index, lanes);
+            cx.cluster.shared.proxy_fence(cx.warp.index, lanes);
         }
         Ok(Step::Next)
     }

@@ -1,5 +1,5 @@
-//! Bulk copies (PTX ISA 9.7.9.25.4.1: `cp.async.bulk`) from global to shared memory, which an mbarrier waits for, and from
-//! shared to global memory, in groups that their thread waits for.
+//! Bulk copies (PTX ISA 9.7.9.25.4.1: `cp.async.bulk`) to shared memory, which an mbarrier waits for, and from shared to
+//! global memory, in groups that their thread waits for.
 //!
 //! The async proxy reads and writes: shared memory that ordinary stores wrote needs a proxy fence in between. Copies to
 //! global memory are done at once; that their source is used again before it was read is not found.
@@ -10,37 +10,92 @@ use crate::decode::Source;
 use crate::error::FindingKind;
 use crate::execute::access::{Space, shared_fault};
 use crate::execute::{Context, Execute, Fault, Reg, Step, each, fault, fault_at};
-use crate::memory::SHARED_WINDOW;
 use crate::memory::global_races::Access;
+use crate::memory::shared::BLOCK_SHIFT;
 use crate::types::Type;
 
-/// `cp.async.bulk` (9.7.9.25.4.1) from global to shared memory.
+/// `cp.async.bulk` (9.7.9.25.4.1) to shared memory, in one block of the cluster or several.
 struct CopyBulk {
     to: Source,
     from: Source,
     size: Reg,
     barrier: Source,
+    /// From the own block's shared memory to another block's; otherwise from global memory.
+    from_shared: bool,
+    /// A bit for each block of the cluster, which get the bytes at the same place.
+    blocks: Option<Reg>,
+    /// The destination must be in the own block.
+    own_only: bool,
+}
+
+impl CopyBulk {
+    fn read(&self, cx: &mut Context<'_>, lane: usize, from: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        if self.from_shared {
+            let (at, thread) = (cx.shared_or_generic(from, lane)?, cx.thread(lane));
+            let read = cx.cluster.shared.load_async(at, bytes, thread);
+            return read.map_err(|fault| shared_fault(fault, lane, from));
+        }
+        for (i, chunk) in bytes.chunks_exact_mut(16).enumerate() {
+            cx.load_global(lane, from + 16 * i as u64, chunk, Access::Read)?;
+        }
+        Ok(())
+    }
+
+    /// Places of destination and mbarrier, in each block that is meant.
+    fn places(
+        &self,
+        cx: &Context<'_>,
+        lane: usize,
+        [to, barrier]: [u64; 2],
+        mask: u64,
+    ) -> Result<Vec<[u32; 2]>, Fault> {
+        let places = [cx.shared_or_generic(to, lane)?, cx.shared_or_generic(barrier, lane)?];
+        let [block, block_of_barrier] = places.map(|place| place >> BLOCK_SHIFT);
+        if self.blocks.is_none() {
+            let misplaced = |detail| Err(fault_at(FindingKind::Mbarrier, lane as u32, barrier, detail));
+            // From the own shared memory there are copies to other blocks only.
+            if self.own_only && block != cx.block.rank || self.from_shared && block == cx.block.rank {
+                let detail = format!("in block {block} of the cluster, the own one is {}", cx.block.rank);
+                return Err(fault_at(FindingKind::OutOfBounds, lane as u32, to, detail));
+            }
+            return if block == block_of_barrier {
+                Ok(vec![places])
+            } else {
+                misplaced("not in the block of the bytes")
+            };
+        }
+        if mask == 0 || mask >= 1 << cx.cluster.size {
+            let detail = format!("the blocks {mask:#06x} of a cluster of {}", cx.cluster.size);
+            return Err(fault(FindingKind::Operand, 1 << lane, detail));
+        }
+        let inner = places.map(|place| u64::from(place & ((1 << BLOCK_SHIFT) - 1)));
+        each(mask as u32)
+            .map(|block| {
+                let place =
+                    |inner: u64, address| cx.shared_place(inner | (block as u64 + 1) << BLOCK_SHIFT, lane, address);
+                Ok([place(inner[0], to)?, place(inner[1], barrier)?])
+            })
+            .collect()
+    }
 }
 
 impl Execute for CopyBulk {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let (to, from) = (cx.read(self.to.base, lanes)?, cx.read(self.from.base, lanes)?);
         let (sizes, barriers) = (cx.read(self.size, lanes)?, cx.read(self.barrier.base, lanes)?);
+        let masks = self.blocks.map_or(Ok([0; 32]), |blocks| cx.read(blocks, lanes))?;
         for lane in each(lanes) {
             let (to, from) = (self.to.address(to[lane]), self.from.address(from[lane]));
-            let size = checked_size(lane, sizes[lane], to, from)?;
-            let mut bytes = vec![0; size];
-            for (i, chunk) in bytes.chunks_exact_mut(16).enumerate() {
-                cx.load_global(lane, from + 16 * i as u64, chunk, Access::Read)?;
+            let mut bytes = vec![0; checked_size(lane, sizes[lane], to, from)?];
+            self.read(cx, lane, from, &mut bytes)?;
+            let (barrier, thread) = (self.barrier.address(barriers[lane]), cx.thread(lane));
+            for [at, barrier_at] in self.places(cx, lane, [to, barrier], masks[lane] & 0xFFFF)? {
+                let begun = cx.cluster.shared.begin_async_copy(at, bytes.len(), thread);
+                begun.map_err(|fault| shared_fault(fault, lane, to))?;
+                let landing = Landing::default();
+                let copy = PendingCopy { to: at, bytes: bytes.clone(), thread, counts_bytes: true, landing };
+                cx.attach_copy(lane, barrier, barrier_at, copy)?;
             }
-            let inner = if to >= SHARED_WINDOW { to - SHARED_WINDOW } else { to };
-            let at = u32::try_from(inner).unwrap_or(u32::MAX);
-            let thread = cx.thread(lane);
-            let begun = cx.block.shared.begin_async_copy(at, size, thread);
-            begun.map_err(|fault| shared_fault(fault, lane, to))?;
-            let barrier = self.barrier.address(barriers[lane]);
-            let landing = Landing::default();
-            cx.attach_copy(lane, barrier, PendingCopy { to: at, bytes, thread, counts_bytes: true, landing })?;
         }
         Ok(Step::Next)
     }
@@ -79,10 +134,8 @@ impl Execute for StoreBulk {
         for lane in each(lanes) {
             let (to, from) = (self.to.address(to[lane]), self.from.address(from[lane]));
             let mut bytes = vec![0; checked_size(lane, sizes[lane], to, from)?];
-            let inner = if from >= SHARED_WINDOW { from - SHARED_WINDOW } else { from };
-            let at = u32::try_from(inner).unwrap_or(u32::MAX);
-            let thread = cx.thread(lane);
-            let read = cx.block.shared.load_async(at, &mut bytes, thread);
+            let (at, thread) = (cx.shared_or_generic(from, lane)?, cx.thread(lane));
+            let read = cx.cluster.shared.load_async(at, &mut bytes, thread);
             read.map_err(|fault| shared_fault(fault, lane, from))?;
             for (i, chunk) in bytes.chunks_exact(16).enumerate() {
                 cx.store(Space::Global, lane, to + 16 * i as u64, chunk, Access::Write)?;
@@ -151,18 +204,25 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     if s.modifiers.take("bulk_group") {
         return decode_store(d, s).map(Some);
     }
-    for name in ["global", "mbarrier::complete_tx::bytes"] {
-        s.modifiers.need(name)?;
+    s.modifiers.need("mbarrier::complete_tx::bytes")?;
+    let from_global = s.modifiers.take("global");
+    let spaces = [("shared::cluster", false), ("shared::cta", true)];
+    let own_only = s.modifiers.one_of(&spaces).ok_or("a destination other than shared memory")?;
+    if !from_global {
+        s.modifiers.need("shared::cta")?;
     }
-    let spaces = [("shared::cluster", ()), ("shared::cta", ())];
-    s.modifiers.one_of(&spaces).ok_or("a destination other than shared memory")?;
-    if s.modifiers.take("L2::cache_hint") {
-        d.source(s, 4, Type::B64)?;
+    let multicast = from_global && !own_only && s.modifiers.take("multicast::cluster");
+    let blocks = if multicast { Some(d.source(s, 4, Type::U16)?) } else { None };
+    if from_global && s.modifiers.take("L2::cache_hint") {
+        d.source(s, if multicast { 5 } else { 4 }, Type::B64)?;
     }
     Ok(Some(Box::new(CopyBulk {
         to: d.address(s, 0)?,
         from: d.address(s, 1)?,
         size: d.source(s, 2, Type::U32)?,
         barrier: d.address(s, 3)?,
+        from_shared: !from_global,
+        blocks,
+        own_only,
     })))
 }

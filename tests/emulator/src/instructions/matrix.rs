@@ -3,8 +3,7 @@
 //! With `Accumulate::F64` what the rounding to f32 drops is kept beside the register and added again when the
 //! register is the accumulator next: a chain of `mma` adds up in f64.
 
-use super::half::f16_to_f32;
-use super::product;
+use super::product::{self, Element, fragment_a};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::error::FindingKind;
 use crate::execute::launch::Accumulate;
@@ -71,26 +70,9 @@ pub(super) fn accumulate(cx: &mut Context<'_>, d: [Reg; 4], c: [Reg; 4], sums: &
     Ok(())
 }
 
-/// The two elements of a register.
-fn pair(value: u64, convert: fn(u16) -> f32) -> [f64; 2] {
-    [value as u16, (value >> 16) as u16].map(|bits| f64::from(convert(bits)))
-}
-
-/// The warp's rows of A from the values of registers, two for each 8 of K: rows g and g + 8.
-pub(super) fn fragment_a(registers: &[Lanes], convert: fn(u16) -> f32) -> product::A {
-    let mut a = [[0.0; product::DEPTH]; product::ROWS];
-    for (i, values) in registers.iter().enumerate() {
-        for (lane, &value) in values.iter().enumerate() {
-            let (row, k) = (lane / 4 + 8 * (i % 2), 2 * (lane % 4) + 8 * (i / 2));
-            a[row][k..k + 2].copy_from_slice(&pair(value, convert));
-        }
-    }
-    a
-}
-
 /// `mma.sync.aligned.m16n8k16.row.col` (and k8; 9.7.14.5.14) with f32 accumulators.
 struct Mma {
-    convert: fn(u16) -> f32,
+    element: Element,
     d: [Reg; 4],
     c: [Reg; 4],
     /// Two registers for each 8 of K: rows g and g + 8.
@@ -108,13 +90,13 @@ impl Execute for Mma {
         for (values, &register) in registers.iter_mut().zip(&self.a) {
             *values = cx.read(register, u32::MAX)?;
         }
-        let a = fragment_a(&registers[..self.a.len()], self.convert);
+        let a = fragment_a(&registers[..self.a.len()], self.element);
         let mut b = [0f64; product::DEPTH * 8];
         for (i, &register) in self.b.iter().enumerate() {
             let values = cx.read(register, u32::MAX)?;
-            for (lane, value) in values.into_iter().enumerate() {
+            for (lane, pair) in self.element.pairs(&values).into_iter().enumerate() {
                 let (column, k) = (lane / 4, 2 * (lane % 4) + 8 * i);
-                [b[8 * k + column], b[8 * (k + 1) + column]] = pair(value, self.convert);
+                [b[8 * k + column], b[8 * (k + 1) + column]] = pair;
             }
         }
         let mut sums = [0.0; product::ROWS * 8];
@@ -123,10 +105,6 @@ impl Execute for Mma {
         accumulate(cx, self.d, self.c, &sums)?;
         Ok(Step::Next)
     }
-}
-
-pub(super) fn bf16_to_f32(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {
@@ -138,16 +116,12 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     let steps = s.modifiers.one_of(&[("m16n8k16", 2), ("m16n8k8", 1)]).ok_or("its shape")?;
     s.modifiers.need("row")?;
     s.modifiers.need("col")?;
-    let types = [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?];
-    let convert: fn(u16) -> f32 = match types {
-        [Type::F32, Type::F16, Type::F16, Type::F32] => f16_to_f32,
-        [Type::F32, Type::Bf16, Type::Bf16, Type::F32] => bf16_to_f32,
-        _ => return Err("these matrix types".into()),
-    };
+    let [to, a, b, from] = [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?];
+    let element = Element::of(a, b).filter(|_| [to, from] == [Type::F32; 2]).ok_or("these matrix types")?;
     let (a, b) = (d.sources(s, 1, Type::B32, false)?, d.sources(s, 2, Type::B32, false)?);
     if (a.len(), b.len()) != (2 * steps, steps) {
         return Err("the number of registers".into());
     }
     let (to, c) = (d.destination_array(s, 0, Type::B32)?, d.source_array(s, 3, Type::B32)?);
-    Ok(Some(Box::new(Mma { convert, d: to, c, a, b })))
+    Ok(Some(Box::new(Mma { element, d: to, c, a, b })))
 }

@@ -13,6 +13,8 @@
 //! Then bits 4 and up of the address, as many as w needs, are flipped by those from bit 7 on, counted from where the base
 //! offset says that the pattern starts.
 
+use crate::memory::shared::BLOCK_SHIFT;
+
 /// A decoded descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {
@@ -33,13 +35,14 @@ const PATTERN: u32 = 8;
 const FIELDS: u64 = 0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62;
 
 impl Descriptor {
-    pub(super) fn decode(bits: u64) -> Result<Self, String> {
+    /// Of a matrix in the shared memory of a block of the cluster.
+    pub(super) fn decode(bits: u64, block: u32) -> Result<Self, String> {
         if bits & !FIELDS != 0 {
             return Err(format!("the descriptor {bits:#018x} has bits outside of its fields"));
         }
         let bytes = |low: u32| ((bits >> low & 0x3FFF) as u32) << 4;
         Ok(Self {
-            start: bytes(0),
+            start: bytes(0) | block << BLOCK_SHIFT,
             leading: bytes(16),
             stride: bytes(32),
             base: (bits >> 49 & 7) as u32,
@@ -76,10 +79,10 @@ mod tests {
 
     #[test]
     fn fields() {
-        let descriptor = Descriptor::decode(bits(0x2_0450, 0x120, 0x3_FFF0, 5, 2)).unwrap();
+        let descriptor = Descriptor::decode(bits(0x2_0450, 0x120, 0x3_FFF0, 5, 2), 0).unwrap();
         assert_eq!(descriptor, Descriptor { start: 0x2_0450, leading: 0x120, stride: 0x3_FFF0, base: 5, width: 64 });
         for bit in [14, 15, 30, 31, 46, 47, 48, 52, 61] {
-            Descriptor::decode(1 << bit).unwrap_err();
+            Descriptor::decode(1 << bit, 0).unwrap_err();
         }
     }
 
@@ -87,11 +90,11 @@ mod tests {
     #[test]
     fn examples_of_the_document() {
         // MN-major without swizzle: ((8,1,2),(8,2)):((1,8,64),(8,128)).
-        let plain = Descriptor::decode(bits(0x400, 256, 128, 0, 0)).unwrap();
+        let plain = Descriptor::decode(bits(0x400, 256, 128, 0, 0), 0).unwrap();
         // MN-major 32 bytes: ((8,2,2),(8,2)):((1,8,128),(16,256)), Swizzle<1,4,3>.
-        let narrow = Descriptor::decode(bits(0x400, 256, 512, 0, 3)).unwrap();
+        let narrow = Descriptor::decode(bits(0x400, 256, 512, 0, 3), 0).unwrap();
         // MN-major 64 bytes: ((8,4,2),(8,2)):((1,8,256),(32,512)), Swizzle<2,4,3>.
-        let middle = Descriptor::decode(bits(0x400, 512, 1024, 0, 2)).unwrap();
+        let middle = Descriptor::decode(bits(0x400, 512, 1024, 0, 2), 0).unwrap();
         let swizzled = |offset: u32, bits: u32| 0x400 + (offset ^ (offset >> 7 & ((1 << bits) - 1)) << 4);
         for k in 0..16 {
             for chunk in 0..2 {
@@ -107,8 +110,8 @@ mod tests {
             }
         }
         // K-major, in chunks: ((8,m),2k):((1,SBO),LBO) without swizzle, ((8,m),2k):((8,SBO),1) with 128 bytes.
-        let plain = Descriptor::decode(bits(0x800, 2048, 128, 0, 0)).unwrap();
-        let wide = Descriptor::decode(bits(0x800, 16, 1024, 0, 1)).unwrap();
+        let plain = Descriptor::decode(bits(0x800, 2048, 128, 0, 0), 0).unwrap();
+        let wide = Descriptor::decode(bits(0x800, 16, 1024, 0, 1), 0).unwrap();
         for row in 0..16 {
             for chunk in 0..2 {
                 assert_eq!(plain.chunk(false, row, chunk), 0x800 + row % 8 * 16 + row / 8 * 128 + 2048 * chunk);
@@ -120,8 +123,8 @@ mod tests {
 
     #[test]
     fn a_pattern_may_start_anywhere_on_128_bytes() {
-        let at_zero = Descriptor::decode(bits(0x800, 16, 1024, 0, 1)).unwrap();
-        let moved = Descriptor::decode(bits(0x980, 16, 1024, 3, 1)).unwrap();
+        let at_zero = Descriptor::decode(bits(0x800, 16, 1024, 0, 1), 0).unwrap();
+        let moved = Descriptor::decode(bits(0x980, 16, 1024, 3, 1), 0).unwrap();
         for row in 0..16 {
             for chunk in 0..2 {
                 assert_eq!(moved.chunk(false, row, chunk), at_zero.chunk(false, row, chunk) + 0x180);

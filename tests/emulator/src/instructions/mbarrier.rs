@@ -12,8 +12,8 @@ use crate::decode::Source;
 use crate::error::FindingKind;
 use crate::execute::access::shared_fault;
 use crate::execute::{Context, Execute, Fault, Pred, Reg, Step, each, fault_at};
-use crate::memory::SHARED_WINDOW;
 use crate::memory::clocks::{Knowledge, join};
+use crate::memory::shared::BLOCK_SHIFT;
 use crate::types::Type;
 
 /// Failed tests in a row, without any change to an mbarrier of the block, after which its waiters count as stuck.
@@ -90,39 +90,54 @@ fn misuse(lane: usize, address: u64, detail: impl Into<String>) -> Fault {
     fault_at(FindingKind::Mbarrier, lane as u32, address, detail)
 }
 
-/// The shared-window address of an object, from a shared or generic one.
-fn window_address(address: u64, lane: usize) -> Result<u32, Fault> {
-    let inner = if address >= SHARED_WINDOW { address - SHARED_WINDOW } else { address };
-    let inner = u32::try_from(inner).map_err(|_| misuse(lane, address, "not in shared memory"))?;
-    if inner % 8 != 0 {
-        return Err(fault_at(FindingKind::Misaligned, lane as u32, address, "8 bytes"));
-    }
-    Ok(inner)
-}
-
 impl Context<'_> {
+    /// Where an object is whose shared or generic address is given.
+    fn place_of_mbarrier(&self, address: u64, lane: usize) -> Result<u32, Fault> {
+        let at = self.shared_or_generic(address, lane)?;
+        if !at.is_multiple_of(8) {
+            return Err(fault_at(FindingKind::Misaligned, lane as u32, address, "8 bytes"));
+        }
+        Ok(at)
+    }
+
+    /// As [`Self::place_of_mbarrier`], in the own block.
+    fn own_mbarrier(&self, address: u64, lane: usize, what: &str) -> Result<u32, Fault> {
+        let at = self.place_of_mbarrier(address, lane)?;
+        if at >> BLOCK_SHIFT != self.block.rank {
+            return Err(misuse(lane, address, format!("{what} in another block of the cluster")));
+        }
+        Ok(at)
+    }
+
     /// The object at an address, which this thread may use.
     fn mbarrier(&mut self, lane: usize, address: u64) -> Result<&mut Mbarrier, Fault> {
-        let at = window_address(address, lane)?;
+        let at = self.place_of_mbarrier(address, lane)?;
+        self.mbarrier_at(lane, address, at)
+    }
+
+    /// The object at a place, for which there is an address.
+    fn mbarrier_at(&mut self, lane: usize, address: u64, at: u32) -> Result<&mut Mbarrier, Fault> {
         let thread = self.thread(lane);
-        let seen = self.block.shared.use_object(at, thread);
+        let seen = self.cluster.shared.use_object(at, thread);
         seen.map_err(|fault| shared_fault(fault, lane, address))?;
-        let objects = &mut self.block.extra.mbarriers.objects;
+        let objects = &mut self.cluster.mbarriers.objects;
         objects
             .iter_mut()
             .find(|object| object.address == at)
             .ok_or_else(|| misuse(lane, address, "there is no mbarrier here"))
     }
 
-    /// A copy that the object's phase waits for.
-    pub(super) fn attach_copy(&mut self, lane: usize, address: u64, copy: PendingCopy) -> Result<(), Fault> {
-        let at = window_address(address, lane)?;
-        if self.block.shared.is_generic(at, 8) {
+    /// A copy that the phase of the object at a place waits for.
+    pub(super) fn attach_copy(&mut self, lane: usize, address: u64, at: u32, copy: PendingCopy) -> Result<(), Fault> {
+        if !at.is_multiple_of(8) {
+            return Err(fault_at(FindingKind::Misaligned, lane as u32, address, "8 bytes"));
+        }
+        if self.cluster.shared.is_generic(at, 8) {
             let detail = "the mbarrier was initialized without a fence after it";
             return Err(fault_at(FindingKind::ProxyFence, lane as u32, address, detail));
         }
-        self.mbarrier(lane, address)?.copies.push(copy);
-        self.block.extra.mbarriers.failed_tests = 0;
+        self.mbarrier_at(lane, address, at)?.copies.push(copy);
+        self.cluster.mbarriers.failed_tests = 0;
         Ok(())
     }
 
@@ -142,7 +157,7 @@ impl Context<'_> {
         }
         object.arrivals_of_copies += 1;
         object.copies.extend(copies);
-        self.block.extra.mbarriers.failed_tests = 0;
+        self.cluster.mbarriers.failed_tests = 0;
         Ok(())
     }
 
@@ -163,7 +178,7 @@ impl Context<'_> {
         let mut bytes = 0;
         let mut knowledge = Knowledge::new();
         for copy in &copies {
-            let shared = &mut self.block.shared;
+            let shared = &mut self.cluster.shared;
             if copy.landing.is_first() {
                 shared.end_copy(copy.to, &copy.bytes, copy.thread);
             }
@@ -172,7 +187,7 @@ impl Context<'_> {
                 bytes += copy.bytes.len() as i64;
             }
         }
-        let object = self.mbarrier(lane, u64::from(at))?;
+        let object = self.mbarrier_at(lane, address, at)?;
         object.bytes -= bytes;
         object.pending -= std::mem::take(&mut object.arrivals_of_copies);
         join(&mut object.arriving, &knowledge);
@@ -203,13 +218,13 @@ impl Execute for Lifetime {
         let counts = self.count.map(|count| cx.read(count, lanes)).transpose()?;
         for lane in each(lanes) {
             let address = self.address.address(bases[lane]);
-            let at = window_address(address, lane)?;
+            let at = cx.own_mbarrier(address, lane, "its life begins and ends")?;
             let thread = cx.thread(lane);
-            let exists = cx.block.extra.mbarriers.objects.iter().any(|object| object.address == at);
+            let exists = cx.cluster.mbarriers.objects.iter().any(|object| object.address == at);
             let Some(counts) = counts else {
                 cx.mbarrier(lane, address)?;
-                cx.block.shared.end_object(at);
-                cx.block.extra.mbarriers.objects.retain(|object| object.address != at);
+                cx.cluster.shared.end_object(at);
+                cx.cluster.mbarriers.objects.retain(|object| object.address != at);
                 continue;
             };
             let count = counts[lane] as u32;
@@ -219,8 +234,8 @@ impl Execute for Lifetime {
             if count == 0 || count >= 1 << 20 {
                 return Err(misuse(lane, address, format!("a count of {count}")));
             }
-            cx.block.shared.begin_object(at, thread).map_err(|fault| shared_fault(fault, lane, address))?;
-            cx.block.extra.mbarriers.objects.push(Mbarrier {
+            cx.cluster.shared.begin_object(at, thread).map_err(|fault| shared_fault(fault, lane, address))?;
+            cx.cluster.mbarriers.objects.push(Mbarrier {
                 address: at,
                 expected: count,
                 pending: count,
@@ -249,20 +264,25 @@ struct Signal {
     releases: bool,
     /// The phase must not end here.
     no_complete: bool,
+    /// The object may be in another block of the cluster.
+    remote: bool,
 }
 
 impl Execute for Signal {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let (bases, amounts) = (cx.read(self.address.base, lanes)?, cx.read(self.amount, lanes)?);
         let mut states = [0; 32];
-        cx.block.extra.mbarriers.failed_tests = 0;
+        cx.cluster.mbarriers.failed_tests = 0;
         for lane in each(lanes) {
             let address = self.address.address(bases[lane]);
             let amount = amounts[lane] as u32;
             let mut knowledge = Knowledge::new();
             if self.releases {
                 let warp = cx.warp.index;
-                cx.block.shared.release(warp, 1 << lane, &mut knowledge);
+                cx.cluster.shared.release(warp, 1 << lane, &mut knowledge);
+            }
+            if self.state.is_some() || !self.remote {
+                cx.own_mbarrier(address, lane, "used by an instruction for the own block only")?;
             }
             let object = cx.mbarrier(lane, address)?;
             let (arrivals, bytes, drop) = match self.change {
@@ -316,6 +336,7 @@ struct Test {
 impl Test {
     /// Whether the phase that is waited for has ended.
     fn has_ended(&self, cx: &mut Context<'_>, lane: usize, address: u64, waited: u64) -> Result<bool, Fault> {
+        cx.own_mbarrier(address, lane, "waited for")?;
         let object = cx.mbarrier(lane, address)?;
         if self.parity {
             if waited > 1 {
@@ -347,29 +368,37 @@ impl Execute for Test {
                 if self.acquires {
                     let passed = cx.mbarrier(lane, address)?.passed.clone();
                     let warp = cx.warp.index;
-                    cx.block.shared.acquire(warp, 1 << lane, &passed);
+                    cx.cluster.shared.acquire(warp, 1 << lane, &passed);
                 }
                 ended |= 1 << lane;
             }
         }
         cx.write_predicate(self.p, lanes, ended);
         if ended == lanes {
-            cx.block.extra.mbarriers.failed_tests = 0;
+            cx.cluster.mbarriers.failed_tests = 0;
             return Ok(Step::Next);
         }
-        cx.block.extra.mbarriers.failed_tests += 1;
-        if cx.block.extra.mbarriers.failed_tests > PATIENCE {
+        cx.cluster.mbarriers.failed_tests += 1;
+        if cx.cluster.mbarriers.failed_tests > PATIENCE {
             let lane = (lanes & !ended).trailing_zeros() as usize;
             let address = self.address.address(bases[lane]);
             let object = cx.mbarrier(lane, address)?;
-            let detail = format!(
+            let mut detail = format!(
                 "phase {} never ends: it lacks {} arrivals and {} bytes",
                 object.phase, object.pending, object.bytes
             );
+            if let Some((warp, why)) = cx.block.extra.registers.waits() {
+                detail += &format!("; warp {warp} {why}");
+            }
             return Err(fault_at(FindingKind::Deadlock, lane as u32, address, detail));
         }
         Ok(Step::Yield)
     }
+}
+
+/// Whether the address may be one of another block: that of a space which holds it, or a generic one.
+fn may_be_remote(s: &Statement<'_>) -> bool {
+    !s.modifiers.has("shared") && !s.modifiers.has("shared::cta")
 }
 
 /// Takes order, scope and state space; whether the access orders memory. `.sem` and `.scope` come together.
@@ -397,10 +426,11 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             Box::new(Lifetime { address: d.address(s, 0)?, count })
         }
         "expect_tx" | "complete_tx" => {
+            let remote = may_be_remote(s);
             take_order(s, "relaxed")?;
             let change = if name == "expect_tx" { Change::Expect } else { Change::Complete };
             let (address, amount) = (d.address(s, 0)?, d.source(s, 1, Type::U32)?);
-            Box::new(Signal { change, address, state: None, amount, releases: false, no_complete: false })
+            Box::new(Signal { change, address, state: None, amount, releases: false, no_complete: false, remote })
         }
         "arrive" | "arrive_drop" => arrive(d, s, name == "arrive_drop")?,
         "test_wait" | "try_wait" => {
@@ -427,6 +457,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
 fn arrive(d: &mut Decoder, s: &mut Statement<'_>, drop: bool) -> Result<Operation, Refusal> {
     let expect = s.modifiers.take("expect_tx");
     let no_complete = s.modifiers.take("noComplete");
+    let remote = may_be_remote(s);
     let releases = take_order(s, "release")?;
     let state = d.destinations(s, 0, Type::B64, false)?[0];
     let address = d.address(s, 1)?;
@@ -438,5 +469,5 @@ fn arrive(d: &mut Decoder, s: &mut Statement<'_>, drop: bool) -> Result<Operatio
         return Err("modifier .noComplete".into());
     }
     let change = if expect { Change::ArriveExpect { drop } } else { Change::Arrive { drop } };
-    Ok(Box::new(Signal { change, address, state, amount, releases, no_complete }))
+    Ok(Box::new(Signal { change, address, state, amount, releases, no_complete, remote }))
 }

@@ -97,6 +97,7 @@ pub(super) fn space(s: &mut Statement<'_>) -> Space {
         ("const", Space::Global),
         ("shared", Space::Shared),
         ("shared::cta", Space::Shared),
+        ("shared::cluster", Space::Shared),
         ("local", Space::Local),
         ("param", Space::Param),
         ("param::entry", Space::Param),

@@ -6,6 +6,7 @@ mod atomic;
 mod barrier;
 mod bits;
 mod bulk;
+mod cluster;
 mod compare;
 mod control;
 mod convert;
@@ -16,6 +17,7 @@ mod integer_more;
 mod matrix;
 mod matrix_descriptor;
 mod matrix_memory;
+mod matrix_tile;
 mod mbarrier;
 mod memory;
 mod movement;
@@ -33,6 +35,7 @@ use crate::execute::Reg;
 use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
 
 pub(crate) use control::{end, jump};
+pub(crate) use mbarrier::Mbarriers;
 
 /// Decodes a statement if its opcode (and type) belongs to the family.
 type Family = fn(&mut Decoder, &mut Statement<'_>) -> Result<Option<Operation>, Refusal>;
@@ -51,6 +54,7 @@ const FAMILIES: &[Family] = &[
     packed_float::decode,
     convert::decode,
     memory::decode,
+    cluster::decode,
     barrier::decode,
     warp::decode,
     atomic::decode,
@@ -69,15 +73,17 @@ const FAMILIES: &[Family] = &[
 pub(crate) struct WarpState {
     copies: asynchronous::Copies,
     residues: matrix::Residues,
+    /// Lanes that executed a fence since they last arrived at the cluster's barrier.
+    fenced: u32,
 }
 
 /// State that families keep for each block.
 #[derive(Default)]
 pub(crate) struct BlockExtra {
-    mbarriers: mbarrier::Mbarriers,
     reductions: barrier::Reductions,
     pub(crate) warpgroups: warpgroup::Warpgroups,
     pub(crate) registers: warpgroup::RegisterPool,
+    tiles: matrix_tile::Tiles,
 }
 
 /// Decodes a statement.

@@ -114,6 +114,7 @@ fn cvta(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
         ("const", 0),
         ("shared", SHARED_WINDOW),
         ("shared::cta", SHARED_WINDOW),
+        ("shared::cluster", SHARED_WINDOW),
         ("local", LOCAL_WINDOW),
         ("param", PARAM_WINDOW),
     ];

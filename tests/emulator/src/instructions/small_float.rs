@@ -118,13 +118,14 @@ pub(super) fn power(n: i32) -> f64 {
 }
 
 /// `a + b` so that one more rounding to a much narrower format gives what rounding the exact sum gives (round to odd).
+#[inline(always)]
 pub(super) fn add_odd(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let virtual_b = sum - a;
     // NaN where the sum is not finite.
     let error = (a - (sum - virtual_b)) + (b - virtual_b);
     let bits = sum.to_bits();
-    let is_changed = (error > 0.0 || error < 0.0) && bits & 1 == 0;
+    let is_changed = error.abs() > 0.0 && bits & 1 == 0;
     let away = (error > 0.0) == (sum > 0.0);
     let step = if away { 1 } else { u64::MAX };
     f64::from_bits(bits.wrapping_add(if is_changed { step } else { 0 }))

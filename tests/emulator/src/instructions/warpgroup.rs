@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use super::matrix::whole_warp;
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::error::FindingKind;
-use crate::execute::block::BlockState;
 use crate::execute::{Context, Execute, Fault, Step, fault};
 
 /// Warps of a group.
@@ -60,7 +59,7 @@ pub(super) fn in_warpgroup(cx: &mut Context<'_>, lanes: u32, operands: [u64; 3])
     if !whole_warp(cx, lanes)? {
         return Ok(false);
     }
-    let (group, inner) = (cx.warp.index as usize / WARPS, cx.warp.index as usize % WARPS);
+    let (group, inner) = (cx.own_warp() as usize / WARPS, cx.own_warp() as usize % WARPS);
     if (cx.block.threads as usize) < 32 * WARPS * (group + 1) {
         let detail = format!("{} threads are no whole number of warpgroups", cx.block.threads);
         return Err(fault(FindingKind::Divergent, lanes, detail));
@@ -119,7 +118,7 @@ impl RegisterPool {
     }
 
     /// Gives registers to those who wait, in order.
-    fn serve(&mut self, wakes: &mut Vec<(u32, u32)>) {
+    fn serve(&mut self, first_warp: u32, wakes: &mut Vec<(u32, u32)>) {
         while let Some(waiter) = self.waiting.front() {
             let owned = &mut self.owned[waiter.warp as usize];
             let missing = waiter.wanted - *owned;
@@ -128,7 +127,7 @@ impl RegisterPool {
             }
             self.free -= missing;
             *owned = waiter.wanted;
-            wakes.push((waiter.warp, u32::MAX));
+            wakes.push((first_warp + waiter.warp, u32::MAX));
             self.waiting.pop_front();
         }
     }
@@ -141,7 +140,9 @@ struct SetRegisters {
 }
 
 impl SetRegisters {
-    fn set(&self, block: &mut BlockState, warp: u32, at_launch: u32) -> Result<Step, String> {
+    fn set(&self, cx: &mut Context<'_>, at_launch: u32) -> Result<Step, String> {
+        let (warp, index) = (cx.own_warp(), cx.warp.index);
+        let (block, wakes) = (&mut *cx.block, &mut cx.cluster.wakes);
         let pool = &mut block.extra.registers;
         let warps = block.threads.div_ceil(32);
         pool.owned.resize(warps as usize, at_launch);
@@ -152,7 +153,7 @@ impl SetRegisters {
             }
             pool.owned[warp as usize] = self.count;
             pool.free += owned - self.count;
-            pool.serve(&mut block.wakes);
+            pool.serve(block.first_warp, wakes);
             return Ok(Step::Next);
         }
         if owned > self.count {
@@ -165,9 +166,9 @@ impl SetRegisters {
             return Err(format!("waits for ever: a warpgroup needs {needed} registers of the {all} of {warps} warps"));
         }
         pool.waiting.push_back(Waiter { warp, wanted: self.count });
-        pool.serve(&mut block.wakes);
-        if block.wakes.last() == Some(&(warp, u32::MAX)) {
-            block.wakes.pop();
+        pool.serve(block.first_warp, wakes);
+        if wakes.last() == Some(&(index, u32::MAX)) {
+            wakes.pop();
             return Ok(Step::Next);
         }
         Ok(Step::Sleep(u32::MAX))
@@ -183,7 +184,7 @@ impl Execute for SetRegisters {
         let Some(at_launch) = cx.launch.kernel.launch_registers else {
             return Err(misuse("no effect: no .maxnreg, .maxntid or .reqntid says how many registers there are"));
         };
-        self.set(cx.block, cx.warp.index, at_launch).map_err(|detail| misuse(&detail))
+        self.set(cx, at_launch).map_err(|detail| misuse(&detail))
     }
 }
 

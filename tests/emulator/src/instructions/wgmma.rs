@@ -5,10 +5,10 @@
 //! shared memory count as in use until the warp has waited for the product: [`crate::execute::registers`],
 //! [`crate::memory`].
 
-use super::half::f16_to_f32;
-use super::matrix::{bf16_to_f32, fragment_a, whole_warp};
+use super::matrix::whole_warp;
 use super::matrix_descriptor::Descriptor;
-use super::product::{self, DEPTH, ROWS};
+use super::matrix_tile::{Reader, TileKey};
+use super::product::{self, DEPTH, Element, ROWS, fragment_a};
 use super::warpgroup::{WARPS, in_warpgroup};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::error::FindingKind;
@@ -16,6 +16,7 @@ use crate::execute::access::shared_fault;
 use crate::execute::launch::Accumulate;
 use crate::execute::registers::Role;
 use crate::execute::{Condition, Context, Execute, Fault, Lanes, Reg, Step, fault};
+use crate::memory::shared::{SharedFault, SharedMemory};
 use crate::types::Type;
 
 /// `wgmma.fence`, `wgmma.commit_group`, `wgmma.wait_group` (9.7.15.7).
@@ -35,7 +36,7 @@ impl Execute for Group {
             Self::Commit => cx.warp.products.commit(),
             Self::Wait(pending) => {
                 if let Some(time) = cx.warp.products.wait(pending) {
-                    cx.block.shared.end_matrix_read(cx.warp.index, time);
+                    cx.cluster.shared.end_matrix_read(cx.warp.index, time);
                 }
             }
         }
@@ -51,7 +52,7 @@ enum MatrixA {
 
 /// `wgmma.mma_async` (9.7.15.5.2).
 struct MultiplyAsync {
-    convert: fn(u16) -> f32,
+    element: Element,
     n: usize,
     d: Vec<Reg>,
     a: MatrixA,
@@ -66,86 +67,87 @@ struct MultiplyAsync {
 impl MultiplyAsync {
     fn descriptor(cx: &Context<'_>, register: Reg) -> Result<(u64, Descriptor), Fault> {
         let bits = cx.uniform(register, u32::MAX)?;
-        let descriptor = Descriptor::decode(bits).map_err(|why| fault(FindingKind::Operand, u32::MAX, why))?;
+        let descriptor =
+            Descriptor::decode(bits, cx.block.rank).map_err(|why| fault(FindingKind::Operand, u32::MAX, why))?;
         Ok((bits, descriptor))
     }
 
-    /// The 16-bit elements of a chunk, read for the running warp.
-    fn chunk(cx: &mut Context<'_>, address: u32) -> Result<[u16; 8], Fault> {
-        let (shared, warp) = (&mut cx.block.shared, cx.warp.index);
-        let noted = shared.note_matrix_read(address, warp);
-        noted.and_then(|()| shared.elements(address)).map_err(|fault| shared_fault(fault, 0, address.into()))
-    }
-
     /// The warp's rows of A from shared memory.
-    fn rows(&self, cx: &mut Context<'_>, descriptor: Descriptor, m_major: bool) -> Result<product::A, Fault> {
-        let first = (cx.warp.index as usize % WARPS * ROWS) as u32;
+    fn rows(
+        &self,
+        shared: &mut SharedMemory,
+        (descriptor, m_major): (Descriptor, bool),
+        reader: Reader,
+        first: u32,
+    ) -> Result<product::A, (u32, SharedFault)> {
         let mut a = [[0.0; DEPTH]; ROWS];
-        if m_major {
-            for k in 0..DEPTH {
-                for half in 0..2 {
-                    let address = descriptor.chunk(true, first / 8 + half, k as u32);
-                    for (i, element) in Self::chunk(cx, address)?.into_iter().enumerate() {
-                        a[8 * half as usize + i][k] = (self.convert)(element).into();
-                    }
-                }
-            }
-        } else {
-            for (row, values) in (first..).zip(&mut a) {
-                for (half, values) in (0..2).zip(values.chunks_exact_mut(8)) {
-                    let elements = Self::chunk(cx, descriptor.chunk(false, row, half))?;
-                    for (value, element) in values.iter_mut().zip(elements) {
-                        *value = (self.convert)(element).into();
-                    }
-                }
+        // Two chunks for each place in K, or for each row.
+        let chunk = |i: u32| match m_major {
+            true => descriptor.chunk(true, first / 8 + i % 2, i / 2),
+            false => descriptor.chunk(false, first + i / 2, i % 2),
+        };
+        let chunks: [u32; 2 * ROWS] = std::array::from_fn(|i| chunk(i as u32));
+        shared.note_matrix_reads(&chunks, reader.warp, reader.time)?;
+        for (i, &chunk) in chunks.iter().enumerate() {
+            let elements = self.element.widen(shared.elements(chunk).map_err(|fault| (chunk, fault))?);
+            let (outer, inner) = (i / 2, 8 * (i % 2));
+            if m_major {
+                elements.iter().zip(&mut a[inner..]).for_each(|(&value, row)| row[outer] = value);
+            } else {
+                a[outer][inner..inner + 8].copy_from_slice(&elements);
             }
         }
         Ok(a)
     }
 
-    /// B, k first.
-    fn columns(&self, cx: &mut Context<'_>, descriptor: Descriptor) -> Result<Vec<f64>, Fault> {
-        let n = self.n;
-        let mut b = vec![0.0; DEPTH * n];
-        if self.n_major {
-            for (k, row) in (0..).zip(b.chunks_exact_mut(n)) {
-                for (chunk, values) in (0..).zip(row.chunks_exact_mut(8)) {
-                    let elements = Self::chunk(cx, descriptor.chunk(true, chunk, k))?;
-                    for (value, element) in values.iter_mut().zip(elements) {
-                        *value = (self.convert)(element).into();
-                    }
-                }
-            }
-        } else {
-            for column in 0..n {
-                for half in 0..2 {
-                    let elements = Self::chunk(cx, descriptor.chunk(false, column as u32, half))?;
-                    for (i, element) in elements.into_iter().enumerate() {
-                        b[(8 * half as usize + i) * n + column] = (self.convert)(element).into();
-                    }
-                }
-            }
+    /// The sums of the products of the warp's rows.
+    fn sums(
+        &self,
+        cx: &mut Context<'_>,
+        fragment: &[Lanes; 4],
+        a: Option<(Descriptor, bool)>,
+        b: Descriptor,
+        time: u32,
+    ) -> Result<Vec<f64>, Fault> {
+        let first = (cx.own_warp() as usize % WARPS * ROWS) as u32;
+        let (shared, tiles) = (&mut cx.cluster.shared, &mut cx.block.extra.tiles);
+        let reader = Reader { warp: cx.warp.index, time };
+        let in_memory = |(address, fault): (u32, SharedFault)| shared_fault(fault, 0, address.into());
+        let mut a = match a {
+            Some(matrix) => self.rows(shared, matrix, reader, first).map_err(in_memory)?,
+            None => fragment_a(fragment, self.element),
+        };
+        if self.negates {
+            a.iter_mut().flatten().for_each(|value| *value = -*value);
         }
-        Ok(b)
+        let key = TileKey { descriptor: b, n: self.n, n_major: self.n_major, element: self.element };
+        let b = tiles.read(shared, key, reader).map_err(in_memory)?;
+        let mut sums = vec![0.0; ROWS * self.n];
+        product::sums(&a, b, self.n, &mut sums);
+        Ok(sums)
     }
 
     /// Lane 4g + q holds in registers 4c to 4c + 3 (g, 8c + 2q), (g, 8c + 2q + 1), (g + 8, 8c + 2q), (g + 8, 8c + 2q + 1).
     fn accumulate(&self, cx: &mut Context<'_>, accumulates: bool, sums: &[f64]) -> Result<(), Fault> {
         let exact = cx.launch.config.accumulate == Accumulate::F64;
         for (i, &register) in self.d.iter().enumerate() {
-            let (first_row, first_column) = (8 * (i / 2 % 2), 8 * (i / 4) + i % 2);
-            let sum = |lane: usize| sums[(first_row + lane / 4) * self.n + first_column + 2 * (lane % 4)];
+            let (row, column) = (8 * (i / 2 % 2), 8 * (i / 4) + i % 2);
+            let mut values = [0.0; 32];
+            for (g, values) in values.chunks_exact_mut(4).enumerate() {
+                let row = &sums[(row + g) * self.n + column..];
+                values.iter_mut().zip(row.iter().step_by(2)).for_each(|(value, &sum)| *value = sum);
+            }
             let addends = if accumulates { *cx.read_for_product(register)? } else { [0; 32] };
-            let values: [f64; 32] = std::array::from_fn(|lane| {
-                let addend = f32::from_bits(addends[lane] as u32);
-                if exact && accumulates {
-                    sum(lane) + cx.warp.state.residues.restore(register, lane, addend)
-                } else {
-                    product::add(sum(lane), addend)
+            if !exact {
+                cx.write_of_product(register, &product::accumulate(&values, &addends));
+                continue;
+            }
+            for (lane, value) in values.iter_mut().enumerate() {
+                if accumulates {
+                    let addend = f32::from_bits(addends[lane] as u32);
+                    *value += cx.warp.state.residues.restore(register, lane, addend);
                 }
-            });
-            if exact {
-                values.iter().enumerate().for_each(|(lane, &value)| cx.warp.state.residues.keep(register, lane, value));
+                cx.warp.state.residues.keep(register, lane, *value);
             }
             cx.write_of_product(register, &values.map(|value| product::rounded(value).into()));
         }
@@ -164,12 +166,14 @@ impl Execute for MultiplyAsync {
             let detail = format!("scale-d holds in the lanes {held:#010x} only");
             return Err(fault(FindingKind::Operand, held, detail));
         }
-        let (bits_b, descriptor_b) = Self::descriptor(cx, self.b)?;
-        let shared_a = match self.a {
-            MatrixA::Registers(_) => None,
-            MatrixA::Shared { descriptor, m_major } => Some((Self::descriptor(cx, descriptor)?, m_major)),
+        let (bits_b, b) = Self::descriptor(cx, self.b)?;
+        let (bits_a, a) = match self.a {
+            MatrixA::Registers(_) => (0, None),
+            MatrixA::Shared { descriptor, m_major } => {
+                let (bits, descriptor) = Self::descriptor(cx, descriptor)?;
+                (bits, Some((descriptor, m_major)))
+            }
         };
-        let bits_a = shared_a.map_or(0, |((bits, _), _)| bits);
         if !in_warpgroup(cx, lanes, [bits_a, bits_b, u64::from(held & 1)])? {
             return Ok(Step::Hold);
         }
@@ -177,25 +181,15 @@ impl Execute for MultiplyAsync {
         for &register in &self.d {
             cx.check_product_register(register, role)?;
         }
-        let time = cx.block.shared.begin_matrix_read(cx.warp.index);
-        let mut a = match (&self.a, shared_a) {
-            (_, Some(((_, descriptor), m_major))) => self.rows(cx, descriptor, m_major)?,
-            (MatrixA::Registers(registers), _) => {
-                let mut values: [Lanes; 4] = [[0; 32]; 4];
-                for (values, &register) in values.iter_mut().zip(registers) {
-                    cx.check_product_register(register, Role::Multiplicand)?;
-                    *values = *cx.read_for_product(register)?;
-                }
-                fragment_a(&values, self.convert)
+        let mut fragment: [Lanes; 4] = [[0; 32]; 4];
+        if let MatrixA::Registers(registers) = self.a {
+            for (values, register) in fragment.iter_mut().zip(registers) {
+                cx.check_product_register(register, Role::Multiplicand)?;
+                *values = *cx.read_for_product(register)?;
             }
-            (MatrixA::Shared { .. }, None) => unreachable!("a descriptor was decoded"),
-        };
-        let b = self.columns(cx, descriptor_b)?;
-        if self.negates {
-            a.iter_mut().flatten().for_each(|value| *value = -*value);
         }
-        let mut sums = vec![0.0; ROWS * self.n];
-        product::sums(&a, &b, self.n, &mut sums);
+        let time = cx.cluster.shared.begin_matrix_read();
+        let sums = self.sums(cx, &fragment, a, b, time)?;
         self.accumulate(cx, held != 0, &sums)?;
         cx.warp.products.begin(time);
         self.d.iter().for_each(|&register| cx.warp.products.hold(register, role));
@@ -224,11 +218,8 @@ fn flag(d: &Decoder, s: &Statement<'_>, index: usize) -> Result<bool, Refusal> {
 fn multiply(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal> {
     let shape = s.modifiers.next().ok_or("without a shape")?;
     let n = columns(shape).ok_or_else(|| format!("shape .{shape}"))?;
-    let convert: fn(u16) -> f32 = match [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?] {
-        [Type::F32, Type::F16, Type::F16] => f16_to_f32,
-        [Type::F32, Type::Bf16, Type::Bf16] => bf16_to_f32,
-        _ => return Err("these matrix types".into()),
-    };
+    let [to, a, b] = [s.modifiers.kind()?, s.modifiers.kind()?, s.modifiers.kind()?];
+    let element = Element::of(a, b).filter(|_| to == Type::F32).ok_or("these matrix types")?;
     d.note_async_product();
     let registers = |d: &mut Decoder, index| -> Result<Vec<Reg>, Refusal> {
         let all: Option<Vec<Reg>> = d.destinations(s, index, Type::B32, false)?.into_iter().collect();
@@ -253,7 +244,7 @@ fn multiply(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Operation, Refusal
     let negates = sign(4)? != sign(5)?;
     let n_major = flag(d, s, if in_registers { 6 } else { 7 })?;
     let (b, accumulates) = (d.source(s, 2, Type::B64)?, d.predicate_source(s, 3)?);
-    Ok(Box::new(MultiplyAsync { convert, n, d: accumulators, a, b, n_major, accumulates, negates }))
+    Ok(Box::new(MultiplyAsync { element, n, d: accumulators, a, b, n_major, accumulates, negates }))
 }
 
 pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Operation>, Refusal> {

@@ -5,8 +5,8 @@
 //! warps: those accesses are ordered before what it does now. `bar.warp.sync` lets lanes know of each other, barriers and
 //! mbarriers pass knowledge on. An instruction that merely names lanes (`shfl.sync`) orders no memory.
 //!
-//! The matrix unit of each warp reads asynchronously (`wgmma`): it counts as a thread of its own, whose reads a warp knows of
-//! when it has waited for them.
+//! The matrix unit of each warp reads asynchronously (`wgmma`): what a warp has waited for of that is known, and passed on, as
+//! for a thread of its own.
 //!
 //! What one lane learns of other warps from an mbarrier, its warp knows: a `bar.warp.sync` that is missing behind such a wait
 //! is not found.
@@ -20,15 +20,6 @@ impl Entry {
     pub(crate) fn is_none(self) -> bool {
         self.0 == 0
     }
-}
-
-/// Who accessed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Accessor {
-    /// A thread.
-    Thread(u32),
-    /// The matrix unit, for a warp.
-    MatrixUnit(u32),
 }
 
 /// What a barrier or an mbarrier hands from those who arrive to those who leave: of each thread, the last present.
@@ -47,9 +38,9 @@ pub(crate) struct Clocks {
     time: u32,
     /// Low bits of an entry that are the thread.
     thread_bits: u32,
-    /// Of each thread, then of each warp's matrix unit (0 while it has not read).
+    /// Of each thread.
     present: Vec<u32>,
-    /// Of each warp: what it knows of the threads of other warps.
+    /// Of each warp: what it knows of the threads of other warps, then of each warp's matrix unit.
     known: Vec<Knowledge>,
     /// Of each warp: what each lane knows of each lane.
     lanes: Vec<[[u32; 32]; 32]>,
@@ -61,7 +52,7 @@ impl Clocks {
     pub(crate) fn new(warps: usize) -> Self {
         let mut clocks = Self {
             time: 0,
-            thread_bits: u32::BITS - (warps as u32 * 33).leading_zeros(),
+            thread_bits: u32::BITS - (warps as u32 * 32).leading_zeros(),
             present: Vec::new(),
             known: vec![Vec::new(); warps],
             lanes: vec![[[0; 32]; 32]; warps],
@@ -75,7 +66,7 @@ impl Clocks {
     fn restart(&mut self) {
         let warps = self.known.len();
         self.time = 1;
-        self.present = [vec![1; warps * 32], vec![0; warps]].concat();
+        self.present = vec![1; warps * 32];
         self.known.iter_mut().for_each(|known| *known = vec![0; warps * 33]);
         self.lanes.fill([[0; 32]; 32]);
         self.floor.fill(1 << self.thread_bits);
@@ -85,14 +76,9 @@ impl Clocks {
         u32::MAX >> self.thread_bits
     }
 
-    fn index(&self, entry: Entry) -> u32 {
+    /// The thread whose entry it is.
+    pub(crate) fn thread(&self, entry: Entry) -> u32 {
         entry.0 & ((1 << self.thread_bits) - 1)
-    }
-
-    /// Whose entry it is.
-    pub(crate) fn accessor(&self, entry: Entry) -> Accessor {
-        let (index, threads) = (self.index(entry), 32 * self.known.len() as u32);
-        if index < threads { Accessor::Thread(index) } else { Accessor::MatrixUnit(index - threads) }
     }
 
     /// The entry of an access of `thread` now.
@@ -104,7 +90,7 @@ impl Clocks {
     /// Whether an access is ordered before what `thread` does now.
     #[inline(always)]
     pub(crate) fn ordered(&self, entry: Entry, thread: u32) -> bool {
-        let (warp, other) = ((thread / 32) as usize, self.index(entry));
+        let (warp, other) = ((thread / 32) as usize, self.thread(entry));
         let known = || match other / 32 == thread / 32 {
             true => self.lanes[warp][(thread % 32) as usize][(other % 32) as usize],
             false => self.known[warp][other as usize],
@@ -123,11 +109,9 @@ impl Clocks {
         restarts
     }
 
-    /// The matrix unit begins to read for a warp: the time at which it does, and whether time began again.
-    pub(crate) fn begin_matrix_read(&mut self, warp: usize) -> (u32, bool) {
+    /// A matrix unit begins to read: the time at which it does, and whether time began again.
+    pub(crate) fn begin_matrix_read(&mut self) -> (u32, bool) {
         let restarts = self.advance();
-        let unit = 32 * self.known.len() + warp;
-        self.present[unit] = self.time;
         (self.time, restarts)
     }
 
@@ -138,9 +122,14 @@ impl Clocks {
         *known = time.max(*known);
     }
 
-    /// The entry of a read of a warp's matrix unit now.
-    pub(crate) fn matrix_entry(&self, warp: usize) -> Entry {
-        self.entry((32 * self.known.len() + warp) as u32)
+    /// Number of warps.
+    pub(crate) fn warps(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Up to which time of each warp's matrix unit a warp knows the reads.
+    pub(crate) fn matrix_reads_known(&self, warp: usize) -> &[u32] {
+        &self.known[warp][32 * self.known.len()..]
     }
 
     /// Whether an access is ordered before what any lane of a warp does now.
@@ -198,10 +187,8 @@ impl Clocks {
         let known = &mut self.known[warp];
         join(known, from);
         known[own.clone()].fill(0);
-        // Of units that have not read nothing need be known.
-        let others = known.iter().zip(&self.present).enumerate();
-        let others = others.filter(|(thread, (_, present))| !own.contains(thread) && **present != 0);
-        let others = others.map(|(_, (&known, _))| known);
+        let others = known.iter().take(self.present.len()).enumerate();
+        let others = others.filter(|(thread, _)| !own.contains(thread)).map(|(_, &known)| known);
         let mut lowest = others.min().unwrap_or(u32::MAX);
         for (lane, known) in self.lanes[warp].iter_mut().enumerate() {
             if lanes >> lane & 1 == 1 {
@@ -259,20 +246,16 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_unit_reads_until_it_is_waited_for() {
+    fn reads_of_the_matrix_unit_are_passed_on() {
         let mut clocks = Clocks::new(2);
-        let (first_time, _) = clocks.begin_matrix_read(1);
-        let first = clocks.matrix_entry(1);
-        clocks.begin_matrix_read(1);
-        let second = clocks.matrix_entry(1);
-        assert_eq!(clocks.accessor(first), Accessor::MatrixUnit(1));
-        assert!(!clocks.ordered(first, 0) && !clocks.ordered(first, 40));
-        clocks.end_matrix_read(1, first_time);
-        // Any lane of the warp passes on what it waited for.
+        let (first, _) = clocks.begin_matrix_read();
+        clocks.begin_matrix_read();
+        clocks.end_matrix_read(1, first);
+        assert_eq!(clocks.matrix_reads_known(1), [0, first]);
+        // By any lane of the warp.
         let mut knowledge = Knowledge::new();
         clocks.release(1, 1 << 9, &mut knowledge);
         clocks.acquire(0, 1, &knowledge);
-        assert!(clocks.ordered(first, 0) && clocks.ordered(first, 40));
-        assert!(!clocks.ordered(second, 0) && !clocks.ordered(second, 40));
+        assert_eq!(clocks.matrix_reads_known(0), [0, first]);
     }
 }

@@ -2,8 +2,11 @@
 //! still being copied. An earlier access that is not ordered before ([`super::clocks`]) and conflicts is a race.
 
 use super::SHARED_BASE;
-use super::clocks::{Accessor, Clocks, Entry, Knowledge};
+use super::clocks::{Clocks, Entry, Knowledge};
+use super::matrix_read::{MatrixReads, PAGE};
 
+/// Bits of an address inside of one block's shared memory; above them is the number of the block in its cluster.
+pub(crate) const BLOCK_SHIFT: u32 = 24;
 /// In place of a copy's thread: an mbarrier object.
 const OBJECT: u16 = u16::MAX;
 /// Why an access is wrong.
@@ -25,15 +28,21 @@ pub(crate) enum SharedFault {
     Object,
 }
 
-/// Shared memory of a block.
+/// Shared memory of the blocks of a cluster.
 pub(crate) struct SharedMemory {
+    /// Bytes of each block, and from one block's to the next's.
+    bytes_of_block: usize,
+    pitch: usize,
     pub(super) bytes: Vec<u8>,
     pub(super) written: Vec<bool>,
     /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
     pub(super) generic: Vec<bool>,
+    /// Pages with any such byte.
+    generic_pages: Vec<bool>,
     shift: u32,
     pub(super) writers: Vec<Entry>,
-    pub(super) readers: [Vec<Entry>; 2],
+    readers: [Vec<Entry>; 2],
+    pub(super) matrix_reads: MatrixReads,
     /// Last atomic access; empty until there is one.
     atomics: Vec<Entry>,
     /// Thread plus 1 whose copy to this granule is under way.
@@ -43,18 +52,24 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// `end` is where the block's shared memory ends in the window.
-    pub(crate) fn new(end: u32, warps: usize, narrow_stores: bool) -> Self {
-        let bytes = (end - SHARED_BASE) as usize;
+    /// `end` is where a block's shared memory ends in the window; `warps` are those of all blocks.
+    pub(crate) fn new(end: u32, blocks: u32, warps: usize, narrow_stores: bool) -> Self {
+        let bytes_of_block = (end - SHARED_BASE) as usize;
+        let pitch = bytes_of_block.next_multiple_of(PAGE);
+        let bytes = pitch * (blocks as usize - 1) + bytes_of_block;
         let shift = if narrow_stores { 0 } else { 2 };
         let granules = (bytes >> shift) + 1;
         Self {
+            bytes_of_block,
+            pitch,
             bytes: vec![0xE2; bytes],
             written: vec![false; bytes],
             generic: vec![false; bytes],
+            generic_pages: vec![false; bytes.div_ceil(PAGE)],
             shift,
             writers: vec![Entry::default(); granules],
             readers: [vec![Entry::default(); granules], vec![Entry::default(); granules]],
+            matrix_reads: MatrixReads::default(),
             atomics: Vec::new(),
             in_flight: vec![0; granules],
             copies_in_flight: 0,
@@ -62,11 +77,19 @@ impl SharedMemory {
         }
     }
 
+    #[inline(always)]
     pub(super) fn offset(&self, address: u32, bytes: usize) -> Result<usize, SharedFault> {
-        match address.checked_sub(SHARED_BASE) {
-            Some(offset) if offset as usize + bytes <= self.bytes.len() => Ok(offset as usize),
+        let (block, inner) = ((address >> BLOCK_SHIFT) as usize, address & ((1 << BLOCK_SHIFT) - 1));
+        match inner.checked_sub(SHARED_BASE) {
+            Some(offset) if offset as usize + bytes <= self.bytes_of_block => Ok(block * self.pitch + offset as usize),
             _ => Err(SharedFault::OutOfBounds),
         }
+    }
+
+    /// The offset of bytes that are known to be inside.
+    pub(super) fn known_offset(&self, address: u32) -> usize {
+        let (block, inner) = (address >> BLOCK_SHIFT, address & ((1 << BLOCK_SHIFT) - 1));
+        block as usize * self.pitch + (inner - SHARED_BASE) as usize
     }
 
     pub(super) fn granules(&self, offset: usize, bytes: usize) -> std::ops::Range<usize> {
@@ -84,10 +107,7 @@ impl SharedMemory {
     }
 
     pub(super) fn race(&self, with: Entry) -> SharedFault {
-        match self.clocks.accessor(with) {
-            Accessor::Thread(thread) => SharedFault::Race(thread),
-            Accessor::MatrixUnit(warp) => SharedFault::MatrixRace(warp),
-        }
+        SharedFault::Race(self.clocks.thread(with))
     }
 
     /// Checks that `thread` knows of the atomics.
@@ -112,7 +132,7 @@ impl SharedMemory {
             }
             let [first, second] = [self.readers[0][granule], self.readers[1][granule]];
             // Two readers of different threads are kept, so that one of them is not the next writer.
-            let is_mine = |entry| self.clocks.accessor(entry) == Accessor::Thread(thread);
+            let is_mine = |entry| self.clocks.thread(entry) == thread;
             let slot = if first.is_none() || is_mine(first) {
                 0
             } else if is_mine(second) {
@@ -130,6 +150,7 @@ impl SharedMemory {
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
         self.check_atomics(granules.clone(), thread)?;
+        self.check_matrix_reads(offset, bytes, thread)?;
         let entry = self.clocks.entry(thread);
         for granule in granules {
             for earlier in [self.writers[granule], self.readers[0][granule], self.readers[1][granule]] {
@@ -162,7 +183,8 @@ impl SharedMemory {
         let range = offset..offset + bytes.len();
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
-        self.generic[range].fill(true);
+        self.note_generic(range);
+        self.matrix_reads.changed(offset, bytes.len());
         Ok(())
     }
 
@@ -177,6 +199,7 @@ impl SharedMemory {
         let offset = self.offset(address, bytes)?;
         let granules = self.granules(offset, bytes);
         self.check_in_flight(granules.clone())?;
+        self.check_matrix_reads(offset, bytes, thread)?;
         if self.atomics.is_empty() {
             self.atomics = vec![Entry::default(); self.writers.len()];
         }
@@ -196,7 +219,8 @@ impl SharedMemory {
         old[..bytes].copy_from_slice(&self.bytes[range.clone()]);
         let old = u64::from_le_bytes(old);
         self.bytes[range.clone()].copy_from_slice(&update(old).to_le_bytes()[..bytes]);
-        self.generic[range].fill(true);
+        self.note_generic(range);
+        self.matrix_reads.changed(offset, bytes);
         Ok(old)
     }
 
@@ -212,7 +236,7 @@ impl SharedMemory {
 
     /// A copy ends: its bytes appear, written by `thread` now. It was begun, so it is in bounds.
     pub(crate) fn end_copy(&mut self, address: u32, bytes: &[u8], thread: u32) {
-        let offset = (address - SHARED_BASE) as usize;
+        let offset = self.known_offset(address);
         let granules = self.granules(offset, bytes.len());
         let entry = self.clocks.entry(thread);
         self.in_flight[granules.clone()].fill(0);
@@ -222,6 +246,7 @@ impl SharedMemory {
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
         self.generic[range].fill(false);
+        self.matrix_reads.changed(offset, bytes.len());
     }
 
     /// As [`Self::begin_copy`], by the async proxy: what ordinary stores wrote there must be fenced.
@@ -236,10 +261,10 @@ impl SharedMemory {
     /// An mbarrier object begins: only [`Self::use_object`] may touch its 8 bytes.
     pub(crate) fn begin_object(&mut self, address: u32, thread: u32) -> Result<(), SharedFault> {
         self.begin_copy(address, 8, thread)?;
-        let offset = (address - SHARED_BASE) as usize;
+        let offset = self.known_offset(address);
         let granules = self.granules(offset, 8);
         self.in_flight[granules].fill(OBJECT);
-        self.generic[offset..offset + 8].fill(true);
+        self.note_generic(offset..offset + 8);
         Ok(())
     }
 
@@ -251,7 +276,7 @@ impl SharedMemory {
 
     /// An mbarrier object ends.
     pub(crate) fn end_object(&mut self, address: u32) {
-        let granules = self.granules((address - SHARED_BASE) as usize, 8);
+        let granules = self.granules(self.known_offset(address), 8);
         self.in_flight[granules].fill(0);
         self.copies_in_flight -= 1;
     }
@@ -261,15 +286,31 @@ impl SharedMemory {
         self.offset(address, bytes).is_ok_and(|offset| self.generic[offset..offset + bytes].contains(&true))
     }
 
+    fn note_generic(&mut self, range: std::ops::Range<usize>) {
+        self.generic_pages[range.start / PAGE..=(range.end - 1) / PAGE].fill(true);
+        self.generic[range].fill(true);
+    }
+
     /// `fence.proxy.async` of the `lanes` of `warp`: generic stores that one of them knows of are visible to the async
     /// proxy.
     pub(crate) fn proxy_fence(&mut self, warp: u32, lanes: u32) {
-        for offset in 0..self.generic.len() {
-            if self.generic[offset] {
-                let writer = self.writers[offset >> self.shift];
-                let known =
-                    super::super::execute::each(lanes).any(|lane| self.clocks.ordered(writer, warp * 32 + lane as u32));
-                self.generic[offset] = !known;
+        let (floor, step) = (self.clocks.floor(warp as usize), 1 << self.shift);
+        for (page, is_generic) in self.generic_pages.iter_mut().enumerate().filter(|(_, is_generic)| **is_generic) {
+            *is_generic = false;
+            let end = self.generic.len().min((page + 1) * PAGE);
+            for offset in (page * PAGE..end).step_by(step) {
+                let bytes = &mut self.generic[offset..end.min(offset + step)];
+                if bytes.contains(&true) {
+                    let writer = self.writers[offset >> self.shift];
+                    let mut lanes = super::super::execute::each(lanes);
+                    let is_known =
+                        writer < floor || lanes.any(|lane| self.clocks.ordered(writer, warp * 32 + lane as u32));
+                    if is_known {
+                        bytes.fill(false);
+                    } else {
+                        *is_generic = true;
+                    }
+                }
             }
         }
     }
@@ -288,6 +329,7 @@ impl SharedMemory {
             self.writers.fill(Entry::default());
             self.atomics.fill(Entry::default());
             self.readers.iter_mut().for_each(|readers| readers.fill(Entry::default()));
+            self.matrix_reads.forget();
         }
     }
 
@@ -336,7 +378,7 @@ mod tests {
 
     #[test]
     fn barriers_order_accesses() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 2, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 2, false);
         let mut out = [0; 4];
         assert_eq!(shared.load(SHARED_BASE, &mut out, 0), Err(SharedFault::Unwritten(0)));
         shared.store(SHARED_BASE, &[1, 2, 3, 4], 0).unwrap();
@@ -355,7 +397,7 @@ mod tests {
 
     #[test]
     fn one_lane_passes_on_what_it_did_itself() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 2, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 2, false);
         shared.store(SHARED_BASE, &[0; 4], 0).unwrap();
         shared.store(SHARED_BASE + 4, &[0; 4], 1).unwrap();
         let mut knowledge = Knowledge::new();
@@ -367,7 +409,7 @@ mod tests {
 
     #[test]
     fn copies_in_flight() {
-        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, false);
+        let mut shared = SharedMemory::new(SHARED_BASE + 64, 1, 1, false);
         shared.begin_copy(SHARED_BASE, 16, 3).unwrap();
         assert_eq!(shared.load(SHARED_BASE + 12, &mut [0; 4], 3), Err(SharedFault::InFlight(3)));
         shared.end_copy(SHARED_BASE, &[7; 16], 3);

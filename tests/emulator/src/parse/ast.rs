@@ -88,6 +88,12 @@ pub struct KernelAst {
     pub min_blocks: u32,
     /// `.maxnreg`, 0 where there is none.
     pub max_registers: u32,
+    /// `.reqnctapercluster`
+    pub cluster: Option<u32>,
+    /// `.explicitcluster`
+    pub explicit_cluster: bool,
+    /// `.maxclusterrank`, 0 where there is none.
+    pub max_cluster: u32,
 }
 
 impl KernelAst {

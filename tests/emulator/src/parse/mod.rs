@@ -149,6 +149,9 @@ impl Parser {
             max_threads: 0,
             min_blocks: 0,
             max_registers: 0,
+            cluster: None,
+            explicit_cluster: false,
+            max_cluster: 0,
         };
         if self.skip('(') {
             while !self.skip(')') {
@@ -170,6 +173,16 @@ impl Parser {
                     kernel.max_threads = threads as u32;
                 }
                 ".minnctapersm" => kernel.min_blocks = self.integer()? as u32,
+                ".explicitcluster" => kernel.explicit_cluster = true,
+                ".maxclusterrank" => kernel.max_cluster = self.integer()? as u32,
+                ".reqnctapercluster" => {
+                    kernel.cluster = Some(self.integer()? as u32);
+                    while self.skip(',') {
+                        if self.integer()? != 1 {
+                            return self.wrong("a cluster along x");
+                        }
+                    }
+                }
                 ".maxnreg" => kernel.max_registers = self.integer()? as u32,
                 ".pragma" => self.skip_to(';'),
                 _ => return self.wrong("a performance directive or the body"),

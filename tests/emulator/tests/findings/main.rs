@@ -3,6 +3,7 @@
 mod asynchronous;
 mod barriers;
 mod bounds;
+mod clusters;
 mod mbarriers;
 mod proxies;
 mod races;
@@ -164,6 +165,7 @@ fn every_kind_has_a_pair() {
         asynchronous::PAIRS,
         barriers::PAIRS,
         bounds::PAIRS,
+        clusters::PAIRS,
         mbarriers::PAIRS,
         proxies::PAIRS,
         races::PAIRS,

@@ -2,6 +2,7 @@
 //! functions after the PTX ISA document, or written down.
 
 mod asynchronous;
+mod cluster;
 mod matrix;
 mod mbarrier;
 mod synchronization;
@@ -19,6 +20,7 @@ pub(super) fn checks() -> Vec<Check> {
         ("copies", asynchronous::checks()),
         ("mbarriers, bulk copies", mbarrier::checks()),
         ("matrices", matrix::checks()),
+        ("clusters", cluster::checks()),
         ("warpgroups", warpgroup::checks()),
         ("products of warpgroups", wgmma::checks()),
     ];
