@@ -68,7 +68,7 @@ fn machine(Measurement { machine, .. }: &Measurement) -> String {
 
 fn ceilings(Measurement { ceilings, .. }: &Measurement) -> String {
     let matmul = match ceilings.matmul_tflop_per_s {
-        Some(rate) => format!("a dense bf16 product {rate:.0} TFLOP/s"),
+        Some(rate) => format!("a dense bf16 product {} TFLOP/s", figure(rate)),
         None => "a dense matmul rate was not given (`--matmul-tflops`, or `--peers`), so that the floor is that of \
                  reading alone"
             .to_owned(),
@@ -99,18 +99,18 @@ fn table(compared: &Compared, shape: &ShapeTimes) -> String {
         let [fastest, slowest] = row.layer_us_range;
         let mut cells = vec![
             row.tokens.to_string(),
-            us(row.floors.us()),
-            us(row.layer_us),
-            format!("{} to {}", us(fastest), us(slowest)),
+            figure(row.floors.us()),
+            figure(row.layer_us),
+            format!("{} to {}", figure(fastest), figure(slowest)),
             percent(row.of_floor()),
-            format!("{:.0}", row.gb_per_s()),
+            figure(row.gb_per_s()),
             percent(row.of_read()),
-            format!("{:.1}", row.tflop_per_s()),
+            figure(row.tflop_per_s()),
             row.of_matmul().map_or_else(|| NONE.to_owned(), percent),
         ];
         cells.extend(peers.iter().map(|peer| {
             let time = peer.layer_us(&shape.shape, row.tokens);
-            time.map_or_else(|| NONE.to_owned(), us)
+            time.map_or_else(|| NONE.to_owned(), figure)
         }));
         cells.extend(stages.iter().map(|name| {
             let stage = row.stages.iter().find(|stage| stage.stage == *name);
@@ -124,7 +124,7 @@ fn table(compared: &Compared, shape: &ShapeTimes) -> String {
 
 fn stage_cell(stage: &StageTime) -> String {
     let of_copy = stage.of_copy.map_or_else(String::new, |part| format!(" ({} of copy)", percent(part)));
-    us(stage.us) + &of_copy
+    figure(stage.us) + &of_copy
 }
 
 /// What the comparison with the CPU engine found.
@@ -170,15 +170,15 @@ pub(super) fn overview(compared: &Compared) -> String {
                     _ => String::new(),
                 },
                 row.tokens.to_string(),
-                us(row.layer_us),
+                figure(row.layer_us),
                 percent(row.of_floor()),
-                format!("{:.1}", row.tflop_per_s()),
+                figure(row.tflop_per_s()),
             ];
             if let Some(peers) = peers {
                 let times = peers.peers.iter().filter_map(|peer| Some((peer.layer_us(name, row.tokens)?, &peer.name)));
                 match times.min_by(|(left, _), (right, _)| left.total_cmp(right)) {
                     Some((time, peer)) => {
-                        cells.extend([format!("{} ({peer})", us(time)), format!("{:.2}", time / row.layer_us)]);
+                        cells.extend([format!("{} ({peer})", figure(time)), format!("{:.2}", time / row.layer_us)]);
                     }
                     None => cells.extend([NONE.to_owned(), NONE.to_owned()]),
                 }
@@ -197,9 +197,13 @@ fn line<S: AsRef<str>>(cells: &[S]) -> String {
     format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// Microseconds with three digits or more.
-fn us(time: f64) -> String {
-    if time < 1000.0 { format!("{time:.1}") } else { format!("{time:.0}") }
+/// A time or a rate with three digits or more.
+fn figure(value: f64) -> String {
+    match value {
+        0.0..1.0 => format!("{value:.3}"),
+        1.0..1000.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
 }
 
 fn percent(part: f64) -> String {
@@ -217,7 +221,7 @@ mod tests {
         for part in [
             "commit 0123456789ab with changes, on A GPU, 132 SMs, driver 580.159.",
             "reading 4000 GB/s and copying 3000 GB/s",
-            "a dense bf16 product 800 TFLOP/s.",
+            "a dense bf16 product 800.0 TFLOP/s.",
             "Peers, on the same GPU: Peer (peer 1.2).",
             "small-1 (1024 x 512, 8 experts, top-k 2, SwiGLU, static scales)",
             "![small-1: layer time over tokens](bench-small-1.svg)",
@@ -227,7 +231,7 @@ mod tests {
             "| 4 | 10.0 | 40.0 | 39.0 to 42.5 | 25% | 1000 | 25% | 150.0 | 19% | 60.0 | 5.0 | 4.0 (50% of copy) | gemm, 16 \
              x 8 |\n",
             // 48 GFLOP are 60 us.
-            "| 1024 | 60.0 | 1200 | 1190 to 1310 | 5% | 67 | 2% | 40.0 | 5% | - | 7.0 | - | - |\n",
+            "| 1024 | 60.0 | 1200 | 1190 to 1310 | 5% | 66.7 | 2% | 40.0 | 5% | - | 7.0 | - | - |\n",
             "relative L2 distance at most 1.5e-7.",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -235,11 +239,16 @@ mod tests {
     }
 
     #[test]
+    fn figures_have_three_digits_or_more() {
+        assert_eq!([0.0421, 4.25, 999.94, 1000.4].map(figure), ["0.042", "4.2", "999.9", "1000"]);
+    }
+
+    #[test]
     fn what_is_missing_is_said() {
         let mut compared = compared(false);
         let text = details(&compared);
         assert!(text.contains("a dense matmul rate was not given (`--matmul-tflops`, or `--peers`)"), "{text}");
-        assert!(text.contains("| 1024 | 20.0 | 1200 | 1190 to 1310 | 2% | 67 | 2% | 40.0 | - | 7.0 |"), "{text}");
+        assert!(text.contains("| 1024 | 20.0 | 1200 | 1190 to 1310 | 2% | 66.7 | 2% | 40.0 | - | 7.0 |"), "{text}");
         assert!(!text.contains("Peer"), "{text}");
         let rows = &mut compared.measured.shapes[0].rows;
         (rows[0].check_rel_l2, rows[0].check_passed) = (None, None);
