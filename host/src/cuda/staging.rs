@@ -200,7 +200,9 @@ mod tests {
             let mut expected = vec![0xEE; layout.expert_bytes()];
             let staged = layout.staged(0);
             let gate = expert.gate.map(|gate| (gate, staged.gate));
-            for (matrix, (codes, scales)) in [(expert.up, staged.up), (expert.down, staged.down)].into_iter().chain(gate) {
+            for (matrix, (codes, scales)) in
+                [(expert.up, staged.up), (expert.down, staged.down)].into_iter().chain(gate)
+            {
                 expected[codes as usize..][..matrix.codes.len()].copy_from_slice(matrix.codes);
                 expected[scales as usize..][..matrix.scales.len()].copy_from_slice(matrix.scales);
             }

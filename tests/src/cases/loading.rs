@@ -114,14 +114,15 @@ pub(super) fn progress_in_order(lab: &Lab<'_>) -> Result<()> {
 /// Threads of this process that copy for a load; `None` where the system does not say.
 fn copying_threads() -> Option<usize> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?;
-    let name = |thread: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok();
+    let name =
+        |thread: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok();
     Some(threads.filter_map(name).filter(|name| name.starts_with("nvfp4-moe-load")).count())
 }
 
-/// Checks that none is left. The system's list may be behind by a moment.
-fn no_thread_is_left(what: &str) -> Result<()> {
+/// Checks that no more are left than there were. The system's list may be behind by a moment.
+fn no_thread_is_left(before: Option<usize>, what: &str) -> Result<()> {
     let start = Instant::now();
-    while copying_threads().unwrap_or(0) > 0 {
+    while copying_threads() > before {
         ensure!(start.elapsed() < Duration::from_secs(1), "{what}: a thread is left");
         thread::yield_now();
     }
@@ -138,18 +139,20 @@ pub(super) fn nothing_is_left(lab: &Lab<'_>) -> Result<()> {
     // The first use of a kernel may take memory for its code.
     drop(MoeLayer::load(engine, &plan, &layer, |_, _| {})?);
     let before = free()?.0;
-    let mut threads_seen = 0;
+    // Threads that others started from one that copied have its name.
+    let threads = copying_threads();
+    let mut most_threads = threads;
     for (source, what) in [
         (&Missing { layer: &layer, experts: &[7] } as &dyn ExpertSource, "a missing expert"),
         (&bad, "a bad scale"),
         (&Missing { layer: &layer, experts: &[0] }, "a missing first expert"),
     ] {
-        let outcome = MoeLayer::load(engine, &plan, source, |_, _| threads_seen += copying_threads().unwrap_or(1));
+        let outcome = MoeLayer::load(engine, &plan, source, |_, _| most_threads = most_threads.max(copying_threads()));
         ensure!(outcome.is_err(), "{what}: loaded");
         ensure!(free()?.0 == before, "{what}: {before} bytes were free, now {}", free()?.0);
-        no_thread_is_left(what)?;
+        no_thread_is_left(threads, what)?;
     }
-    ensure!(threads_seen > 0, "the threads have another name");
+    ensure!(threads.is_none() || most_threads > threads, "the threads have another name");
     // A panic of the caller's is the caller's, and no thread waits for ever.
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         MoeLayer::load(engine, &plan, &layer, |done, _| {
@@ -160,7 +163,7 @@ pub(super) fn nothing_is_left(lab: &Lab<'_>) -> Result<()> {
     }));
     ensure!(panicked.is_err(), "the panic is lost");
     ensure!(free()?.0 == before, "after a panic: {before} bytes were free, now {}", free()?.0);
-    no_thread_is_left("after a panic")?;
+    no_thread_is_left(threads, "after a panic")?;
     drop(MoeLayer::load(engine, &plan, &layer, |_, _| {})?);
     Ok(())
 }

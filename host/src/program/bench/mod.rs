@@ -4,7 +4,6 @@ mod check;
 mod cpu;
 mod gpu;
 mod report;
-mod shape;
 
 use clap::Args;
 use nvfp4_moe::activation::Activation;
@@ -16,8 +15,8 @@ use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 
 use super::choices::Scales;
 use super::random_inputs::RandomInputs;
+use super::shape::NamedShape;
 use super::{Verdict, emit};
-use shape::BenchShape;
 
 /// Most different batches that take turns.
 const MOST_BATCHES: usize = 32;
@@ -33,7 +32,7 @@ pub(super) struct BenchArgs {
     /// deepseek-v4-pro-ep8, deepseek-v3-ep8, kimi-k2-ep8, qwen3-30b, qwen3-235b, glm-4.7-ep8, or
     /// HIDDENxINTERMEDIATExEXPERTSxTOPK with the experts of one rank
     #[arg(long)]
-    shape: BenchShape,
+    shape: NamedShape,
     /// Numbers of tokens, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "1,8,64", value_name = "T,..")]
     tokens: Vec<usize>,
@@ -210,7 +209,7 @@ fn touched_experts(batch: &Inputs<'_>, experts: usize) -> usize {
 }
 
 /// The middle one.
-fn median(mut times: Vec<f64>) -> f64 {
+pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }

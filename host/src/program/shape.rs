@@ -6,7 +6,7 @@ use nvfp4_moe::shape::{MODELS, MoeShape};
 
 /// A layer's sizes on one rank, by name.
 #[derive(Clone, Debug)]
-pub(super) struct BenchShape {
+pub(super) struct NamedShape {
     pub(super) name: String,
     /// `experts` are those of the rank.
     pub(super) shape: MoeShape,
@@ -14,7 +14,7 @@ pub(super) struct BenchShape {
     pub(super) limit: Option<f32>,
 }
 
-impl FromStr for BenchShape {
+impl FromStr for NamedShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -44,13 +44,13 @@ mod tests {
     #[test]
     fn names_and_sizes_are_parsed() {
         for model in MODELS {
-            assert_eq!(model.name.parse::<BenchShape>().unwrap().shape, model.shape);
+            assert_eq!(model.name.parse::<NamedShape>().unwrap().shape, model.shape);
             assert!(model.shape.validate().is_ok() && model.shape.topk <= model.shape.experts, "{}", model.name);
         }
-        let shape = "320x176x5x2".parse::<BenchShape>().unwrap().shape;
+        let shape = "320x176x5x2".parse::<NamedShape>().unwrap().shape;
         assert_eq!(shape, MoeShape { hidden: 320, intermediate: 176, experts: 5, topk: 2 });
         for (text, part) in [("gpt", "one of"), ("1x2x3", "one of"), ("24x16x2x1", "hidden"), ("16x16x2x3", "topk")] {
-            let error = text.parse::<BenchShape>().unwrap_err();
+            let error = text.parse::<NamedShape>().unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }
