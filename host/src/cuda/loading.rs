@@ -207,8 +207,7 @@ pub(super) fn load_experts(
     source: &dyn ExpertSource,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<ExpertScales>, LoadError> {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let memory = LoadMemory::of(plan.spec(), cores);
+    let memory = LoadMemory::here(plan.spec());
     let layout = StagingLayout::of(plan.spec());
     let device = engine.device();
     let new_set = |_| {

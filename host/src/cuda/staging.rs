@@ -1,6 +1,7 @@
 //! What loading keeps of raw experts, on the host and on the device: how much, and where in it each tensor lies.
 
 use std::ops::Range;
+use std::thread;
 
 use nvfp4_moe_device::format::BLOCK;
 
@@ -44,6 +45,12 @@ pub struct LoadMemory {
 }
 
 impl LoadMemory {
+    /// For a layer on this host: what [`MoeLayer::load`](super::MoeLayer::load) takes.
+    #[must_use]
+    pub fn here(spec: &LayerSpec) -> Self {
+        Self::of(spec, thread::available_parallelism().map_or(1, usize::from))
+    }
+
     /// For a layer on a host with this many cores.
     #[must_use]
     pub fn of(spec: &LayerSpec, cores: usize) -> Self {

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::thread;
 use std::time::Instant;
 
 use clap::Args;
@@ -84,7 +83,7 @@ pub(super) fn run(args: &LoadArgs) -> anyhow::Result<Verdict> {
         anyhow::bail!("rank {rank} of {ranks} has no experts, so there is nothing to load; choose another");
     }
     let runner = Runner::choose(args.device)?;
-    let memory = LoadMemory::of(&spec, thread::available_parallelism().map_or(1, usize::from));
+    let memory = LoadMemory::here(&spec);
 
     let read = || plain_read::seconds(&places, memory.threads);
     let read_first_s = args.read_first.then(read).transpose()?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::checkpoint::RawExpert;
-use nvfp4_moe::cuda::{LoadMemory, MoeLayer};
-use nvfp4_moe::harness::HarnessError;
+use nvfp4_moe::cuda::MoeLayer;
+use nvfp4_moe::harness::{HarnessError, Target};
 use nvfp4_moe::io::ScaleMode;
 use nvfp4_moe::load::LoadError;
 use nvfp4_moe::plan::Plan;
@@ -18,6 +18,7 @@ use nvfp4_moe::shape::ExpertRange;
 use nvfp4_moe::weights::{ExpertSource, SourceError};
 
 use super::device_layout::{by_layout_for, same_bytes};
+use super::memory::GRANULE;
 use super::setup::{Lab, Layer, SWIGLU};
 
 /// An expert has several chunks, and there are more experts than are under way at a time.
@@ -135,10 +136,17 @@ pub(super) fn nothing_is_left(lab: &Lab<'_>) -> Result<()> {
     let plan = Plan::new(layer.spec, &engine.device().limits(), 1)?;
     let mut bad = layer.clone();
     bad.experts[8].up.scales[0] = 0xFF;
-    let free = || engine.device().free_memory();
+    // A driver gives memory out in larger pieces; under a sanitizer, what is free says nothing.
+    let counted = lab.is_full() || matches!(lab.runner.target(), Target::Backend(_));
+    let slack = if matches!(lab.runner.target(), Target::Backend(_)) { 0 } else { GRANULE };
+    let check_memory = |before: u64, what: &str| -> Result<()> {
+        let after = engine.device().free_memory()?.0;
+        ensure!(!counted || after + slack >= before, "{what}: {before} bytes were free, now {after}");
+        Ok(())
+    };
     // The first use of a kernel may take memory for its code.
     drop(MoeLayer::load(engine, &plan, &layer, |_, _| {})?);
-    let before = free()?.0;
+    let before = engine.device().free_memory()?.0;
     // Threads that others started from one that copied have its name.
     let threads = copying_threads();
     let mut most_threads = threads;
@@ -149,7 +157,7 @@ pub(super) fn nothing_is_left(lab: &Lab<'_>) -> Result<()> {
     ] {
         let outcome = MoeLayer::load(engine, &plan, source, |_, _| most_threads = most_threads.max(copying_threads()));
         ensure!(outcome.is_err(), "{what}: loaded");
-        ensure!(free()?.0 == before, "{what}: {before} bytes were free, now {}", free()?.0);
+        check_memory(before, what)?;
         no_thread_is_left(threads, what)?;
     }
     ensure!(threads.is_none() || most_threads > threads, "the threads have another name");
@@ -162,13 +170,8 @@ pub(super) fn nothing_is_left(lab: &Lab<'_>) -> Result<()> {
         })
     }));
     ensure!(panicked.is_err(), "the panic is lost");
-    ensure!(free()?.0 == before, "after a panic: {before} bytes were free, now {}", free()?.0);
+    check_memory(before, "after a panic")?;
     no_thread_is_left(threads, "after a panic")?;
     drop(MoeLayer::load(engine, &plan, &layer, |_, _| {})?);
     Ok(())
-}
-
-/// What a load takes for staging on this machine.
-pub(super) fn staging(plan: &Plan) -> LoadMemory {
-    LoadMemory::of(plan.spec(), thread::available_parallelism().map_or(1, usize::from))
 }

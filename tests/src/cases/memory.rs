@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use nvfp4_moe::cpu;
-use nvfp4_moe::cuda::MoeLayer;
+use nvfp4_moe::cuda::{LoadMemory, MoeLayer};
 use nvfp4_moe::device_limits::DeviceLimits;
 use nvfp4_moe::driver::Device;
 use nvfp4_moe::io::ScaleMode;
@@ -14,13 +14,12 @@ use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::kernels::route::CHUNK_ENTRIES;
 
-use super::loading::staging;
 use super::setup::{Batch, Lab, Layer, MODES, SWIGLU, gpu, same_bits};
 
 /// Where regions begin.
 const ALIGNMENT: u64 = 256;
 /// What the driver gives memory out in.
-const GRANULE: u64 = 2 << 20;
+pub(super) const GRANULE: u64 = 2 << 20;
 
 /// Bytes of a region, from its documentation.
 fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) -> u64 {
@@ -168,7 +167,7 @@ pub(super) fn layer_after_layer(lab: &Lab<'_>) -> Result<()> {
     let experts = ExpertRange::all(8);
     let spec = LayerSpec { shape, experts, activation: SWIGLU, scales: ScaleMode::PerToken, shared_l1_scale: true };
     let plan = Plan::new(spec, &device.limits(), 16)?;
-    let (staging, raw_expert) = (staging(&plan), 3 * 2048 * 768 * 9 / BLOCK);
+    let (staging, raw_expert) = (LoadMemory::here(&spec), 3 * 2048 * 768 * 9 / BLOCK);
     ensure!(staging.device_bytes() <= 3 * (raw_expert + 96), "{staging:?}");
     ensure!(staging.host_bytes() <= 2 * (raw_expert + 512), "{staging:?}");
     let weights = plan.weights_bytes().next_multiple_of(GRANULE);
