@@ -100,6 +100,12 @@ pub enum LoadError {
         /// The first expert's.
         must: f32,
     },
+    /// No thread that copies could be started.
+    #[error("the threads that loading needs could not be had: {reason}; raise the limit on processes (ulimit -u)")]
+    Threads {
+        /// What the system said.
+        reason: String,
+    },
     /// Not enough host memory.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
@@ -115,6 +121,20 @@ pub enum LoadError {
 /// # Errors
 /// [`LoadError`] naming the expert, the matrix, what was found and what it must be.
 pub fn check_expert(
+    spec: &LayerSpec,
+    expert: usize,
+    raw: &RawExpert<'_>,
+    first: Option<&ExpertScales>,
+) -> Result<ExpertScales, LoadError> {
+    let scales = check_all_but_block_scales(spec, expert, raw, first)?;
+    for matrix in [Some(&raw.up), Some(&raw.down), raw.gate.as_ref()].into_iter().flatten() {
+        matrix.check_scales()?;
+    }
+    Ok(scales)
+}
+
+/// [`check_expert`] without the pass over the block scales, for engines that make it while they copy.
+pub(crate) fn check_all_but_block_scales(
     spec: &LayerSpec,
     expert: usize,
     raw: &RawExpert<'_>,
@@ -177,5 +197,5 @@ fn check_matrix(
             return Err(LoadError::GlobalScale { expert, matrix, name, got });
         }
     }
-    Ok(raw.check_scales()?)
+    Ok(())
 }

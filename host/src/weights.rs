@@ -19,6 +19,12 @@ pub trait ExpertSource {
     /// # Errors
     /// When there is no such expert or its tensors cannot be read.
     fn expert(&self, global_index: usize) -> Result<RawExpert<'_>, SourceError>;
+
+    /// Says that this expert's tensors will be read soon, so that a source that reads a file can begin. Nothing depends on
+    /// it, and there need not be such an expert.
+    fn will_need(&self, global_index: usize) {
+        let _ = global_index;
+    }
 }
 
 /// Which `input_scale`s random experts carry.
@@ -134,5 +140,9 @@ impl From<Activation> for ActivationParams {
 impl ExpertSource for LayerView<'_> {
     fn expert(&self, global_index: usize) -> Result<RawExpert<'_>, SourceError> {
         Ok(LayerView::expert(self, global_index)?)
+    }
+
+    fn will_need(&self, global_index: usize) {
+        LayerView::will_need(self, global_index);
     }
 }

@@ -1,17 +1,22 @@
 //! The emulator as a device: the host's whole GPU path, from packing to a captured graph, runs on it unchanged.
 //!
-//! Streams run at once, so they have nothing to wait for; a stream in capture keeps its launches instead, and a graph is
-//! those launches.
+//! A stream keeps what is queued on it until somebody waits for it, so that whoever forgets to wait, or writes too early
+//! to what a queued copy reads, gets wrong results here too. A stream in capture keeps its launches for a graph instead.
+
+mod queues;
 
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvfp4_moe::device_limits::DeviceLimits;
-use nvfp4_moe::driver::backend::{Backend, Handle, KernelLaunch, Kernels, Memory, Queues};
+use nvfp4_moe::driver::backend::{Backend, Handle, KernelLaunch, Kernels, Memory};
 use nvfp4_moe::driver::{CUcontext, Device, DriverError};
 use nvfp4_moe::harness::{HarnessError, Runner};
 use nvfp4_moe::kernel_family::KernelFamily;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
+
+use queues::Streams;
 
 /// An architecture that the emulator can play, and for which kernels exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,11 +117,10 @@ struct State {
     modules: Vec<Arc<Module>>,
     /// Module and name of each kernel.
     kernels: Vec<(Arc<Module>, &'static str)>,
-    capture: Option<Vec<Recorded>>,
-    graphs: Vec<Arc<Vec<Recorded>>>,
+    streams: Streams,
 }
 
-/// A launch in a graph.
+/// A launch that is queued, or in a graph.
 #[derive(Clone, Debug)]
 struct Recorded {
     kernel: usize,
@@ -172,7 +176,7 @@ impl Backend for Emulated {
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {
-        Ok(())
+        self.state().run_all().map_err(|error| self.failed(&error))
     }
 }
 
@@ -196,6 +200,8 @@ impl Memory for Emulated {
 
     fn free(&self, address: u64) {
         let mut state = self.state();
+        // Freeing waits for the work that is queued; its errors are for whoever waits for a stream.
+        let _ = state.run_all();
         if state.allocated.remove(&address).is_some() {
             // The address was given out by `alloc` and not freed since.
             let _ = state.emulator.memory_mut().free(address);
@@ -214,6 +220,28 @@ impl Memory for Emulated {
 
     fn fill(&self, address: u64, bytes: usize, value: u8) -> Result<(), DriverError> {
         self.state().emulator.memory_mut().fill(address, value, bytes).map_err(|error| self.failed(&error))
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        let memory: Box<[u8]> = vec![0; bytes].into_boxed_slice();
+        Ok(NonNull::from(Box::leak(memory)).cast())
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) {
+        // SAFETY: a box of as many bytes was leaked for it, and the caller, its one owner, gives it up.
+        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(memory, bytes).as_ptr()) });
+    }
+
+    unsafe fn queue_write(
+        &self,
+        address: u64,
+        source: NonNull<u8>,
+        bytes: usize,
+        stream: Handle,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the source stays as it is until the stream has passed the copy: the caller's promise.
+        unsafe { self.state().streams.upload(stream, address, source, bytes) };
+        Ok(())
     }
 }
 
@@ -251,82 +279,10 @@ impl Kernels for Emulated {
         Ok(())
     }
 
-    unsafe fn launch(&self, kernel: Handle, _stream: Handle, launch: &KernelLaunch<'_>) -> Result<(), DriverError> {
+    unsafe fn launch(&self, kernel: Handle, stream: Handle, launch: &KernelLaunch<'_>) -> Result<(), DriverError> {
         let KernelLaunch { grid, block, shared_bytes, params, .. } = *launch;
         let recorded = Recorded { kernel: kernel.0, grid, block, shared_bytes, params: params.to_vec() };
-        let mut state = self.state();
-        match &mut state.capture {
-            Some(launches) => {
-                launches.push(recorded);
-                Ok(())
-            }
-            None => state.run(&recorded).map_err(|error| self.failed(&error)),
-        }
-    }
-}
-
-impl Queues for Emulated {
-    fn new_stream(&self) -> Result<Handle, DriverError> {
-        Ok(Handle(0))
-    }
-
-    fn destroy_stream(&self, _stream: Handle) {}
-
-    fn synchronize_stream(&self, _stream: Handle) -> Result<(), DriverError> {
-        if self.state().capture.is_some() {
-            let detail = "a stream cannot be waited for while it is being captured".to_owned();
-            return Err(DriverError::Backend { backend: self.name.clone(), detail });
-        }
+        self.state().streams.launch(stream, recorded);
         Ok(())
     }
-
-    /// At once, since launches run at once too.
-    fn copy(&self, from: u64, to: u64, bytes: usize, _stream: Handle) -> Result<(), DriverError> {
-        let mut state = self.state();
-        if state.capture.is_some() {
-            let detail = "a copy cannot be captured here; copy outside of the graph".to_owned();
-            return Err(DriverError::Backend { backend: self.name.clone(), detail });
-        }
-        let copied = state.emulator.memory().read(from, bytes).map_err(|error| self.failed(&error))?;
-        state.emulator.memory_mut().write(to, &copied).map_err(|error| self.failed(&error))
-    }
-
-    fn new_event(&self) -> Result<Handle, DriverError> {
-        Ok(Handle(0))
-    }
-
-    fn destroy_event(&self, _event: Handle) {}
-
-    fn record_event(&self, _event: Handle, _stream: Handle) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    fn synchronize_event(&self, _event: Handle) -> Result<(), DriverError> {
-        Ok(())
-    }
-
-    /// Emulated time means nothing.
-    fn elapsed_ms(&self, _earlier: Handle, _later: Handle) -> Result<f32, DriverError> {
-        Ok(0.0)
-    }
-
-    fn begin_capture(&self, _stream: Handle) -> Result<(), DriverError> {
-        self.state().capture = Some(Vec::new());
-        Ok(())
-    }
-
-    fn end_capture(&self, _stream: Handle) -> Result<Handle, DriverError> {
-        let mut state = self.state();
-        let launches = state.capture.take().unwrap_or_default();
-        state.graphs.push(Arc::new(launches));
-        Ok(Handle(state.graphs.len() - 1))
-    }
-
-    fn launch_graph(&self, graph: Handle, _stream: Handle) -> Result<(), DriverError> {
-        let mut state = self.state();
-        let launches = Arc::clone(&state.graphs[graph.0]);
-        launches.iter().try_for_each(|launch| state.run(launch)).map_err(|error| self.failed(&error))
-    }
-
-    fn destroy_graph(&self, _graph: Handle) {}
 }

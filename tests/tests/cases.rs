@@ -49,6 +49,7 @@ rows! {
     empty_experts
     determinism
     memory
+    loading
     precision
     devices
 }

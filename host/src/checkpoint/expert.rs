@@ -1,11 +1,13 @@
 //! A layer and its experts as they lie in the file, with global scales converted to decode scales.
 
 use std::fmt;
+use std::ops::Range;
+use std::path::Path;
 
 use super::Checkpoint;
 use super::error::CheckpointError;
 use super::inspect::LayerInfo;
-use super::layers::Layer;
+use super::layers::{ExpertTensors, Layer};
 use super::naming::{Convention, Part, Projection};
 use super::shards::TensorId;
 use crate::activation::Activation;
@@ -78,17 +80,22 @@ impl RawMatrix<'_> {
     /// # Errors
     /// [`CheckpointError::BadScaleByte`] for the first byte that is negative (bit 7) or NaN (0x7f).
     pub fn check_scales(&self) -> Result<(), CheckpointError> {
+        self.check_scale_bytes(self.scales, 0)
+    }
+
+    /// [`Self::check_scales`] of some of them, or of a copy: those from byte `first` on.
+    pub(crate) fn check_scale_bytes(&self, scales: &[u8], first: usize) -> Result<(), CheckpointError> {
         const LARGEST: u8 = 0x7e;
         const CHUNK: usize = 4096;
         // A maximum over a chunk is one instruction a vector; the search for the culprit comes after.
-        for (chunk, scales) in self.scales.chunks(CHUNK).enumerate() {
+        for (chunk, scales) in scales.chunks(CHUNK).enumerate() {
             if scales.iter().fold(0, |max, &byte| byte.max(max)) <= LARGEST {
                 continue;
             }
             let Some(within) = scales.iter().position(|&byte| byte > LARGEST) else {
                 continue;
             };
-            let at = chunk * CHUNK + within;
+            let at = first + chunk * CHUNK + within;
             let blocks = (self.cols / 16).max(1);
             return Err(CheckpointError::BadScaleByte {
                 tensor: format!("{}.{}", self.origin, Part::WeightScale.name()),
@@ -175,6 +182,20 @@ impl<'a> LayerView<'a> {
         self.check_expert(expert)?;
         let gate = if self.layer.gated { Some(self.matrix(expert, Projection::Gate)?) } else { None };
         Ok(RawExpert { gate, up: self.matrix(expert, Projection::Up)?, down: self.matrix(expert, Projection::Down)? })
+    }
+
+    /// Says that an expert's tensors will be read soon: the system begins to read what is not in memory. Nothing happens
+    /// for an expert that is not there.
+    pub fn will_need(&self, expert: usize) {
+        let tensors = self.layer.experts.get(expert);
+        tensors.into_iter().flat_map(ExpertTensors::ids).for_each(|id| self.checkpoint.shards.will_need(id));
+    }
+
+    /// Files and places in them of an expert's tensors, for those who want to read them otherwise; none for an expert that
+    /// is not there.
+    pub fn places(&self, expert: usize) -> impl Iterator<Item = (&'a Path, Range<u64>)> + use<'a> {
+        let (layer, shards) = (self.layer, &self.checkpoint.shards);
+        layer.experts.get(expert).into_iter().flat_map(ExpertTensors::ids).map(|id| shards.place(id))
     }
 
     /// The activation scales of a range of experts, for static quantization.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -45,6 +46,20 @@ impl MappedFile {
     /// The bytes of a tensor, from its offsets in the header.
     pub(super) fn bytes(&self, start: usize, end: usize) -> &[u8] {
         &self.map[self.data_start + start..self.data_start + end]
+    }
+
+    /// Where in the file the bytes of a tensor are.
+    pub(super) fn place(&self, start: usize, end: usize) -> Range<u64> {
+        (self.data_start + start) as u64..(self.data_start + end) as u64
+    }
+
+    /// Lets the system begin to read the bytes of a tensor.
+    pub(super) fn will_need(&self, start: usize, end: usize) {
+        // A hint: where it is refused, the bytes are read when they are touched.
+        #[cfg(unix)]
+        let _ = self.map.advise_range(memmap2::Advice::WillNeed, self.data_start + start, end - start);
+        #[cfg(not(unix))]
+        let _ = (start, end);
     }
 }
 

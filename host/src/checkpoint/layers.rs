@@ -17,6 +17,11 @@ impl ExpertTensors {
         self.0[projection as usize][part as usize]
     }
 
+    /// All there are.
+    pub(super) fn ids(&self) -> impl Iterator<Item = TensorId> + '_ {
+        self.0.iter().flatten().copied().flatten()
+    }
+
     pub(super) fn set(&mut self, projection: Projection, part: Part, tensor: TensorId) {
         self.0[projection as usize][part as usize] = Some(tensor);
     }

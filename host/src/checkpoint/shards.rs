@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use safetensors::Dtype;
@@ -107,6 +108,19 @@ impl Shards {
     pub(super) fn bytes(&self, id: TensorId) -> &[u8] {
         let entry = self.entry(id);
         self.files[entry.shard as usize].bytes(entry.start, entry.end)
+    }
+
+    /// The tensor's file and its place in it.
+    pub(super) fn place(&self, id: TensorId) -> (&Path, Range<u64>) {
+        let entry = self.entry(id);
+        let file = &self.files[entry.shard as usize];
+        (&file.path, file.place(entry.start, entry.end))
+    }
+
+    /// Lets the system begin to read the tensor.
+    pub(super) fn will_need(&self, id: TensorId) {
+        let entry = self.entry(id);
+        self.files[entry.shard as usize].will_need(entry.start, entry.end);
     }
 
     /// The value of a tensor that was checked to be one F32.

@@ -4,11 +4,11 @@ use nvfp4_moe_device::params::ExpertScales;
 
 use super::call::{self, Call, CallError};
 use super::engine::Engine;
-use crate::checkpoint::{RawExpert, RawMatrix};
-use crate::driver::{DeviceBuffer, DriverError, Stream, StreamHandle};
-use crate::load::{LoadError, check_expert};
+use super::loading::load_experts;
+use crate::driver::{DeviceBuffer, DriverError, StreamHandle};
+use crate::load::LoadError;
 use crate::plan::{Plan, Region};
-use crate::schedule::{self, CallAddresses, Schedule, Stage, StagedExpert};
+use crate::schedule::{CallAddresses, Schedule, Stage};
 use crate::weights::ExpertSource;
 
 /// One layer of one rank: packed weights in device memory, and the plan that runs them.
@@ -19,42 +19,12 @@ pub struct MoeLayer {
     weights: DeviceBuffer,
 }
 
-/// Offset of a matrix's codes and scales in the staging buffer.
-struct Staging {
-    buffer: DeviceBuffer,
-    matrix_bytes: usize,
-    code_bytes: usize,
-}
-
-impl Staging {
-    fn new(engine: &Engine, plan: &Plan) -> Result<Self, DriverError> {
-        let elems = plan.spec().shape.hidden * plan.spec().shape.intermediate;
-        let code_bytes = (elems / 2).next_multiple_of(16);
-        let matrix_bytes = code_bytes + (elems / 16).next_multiple_of(16);
-        let matrices = if plan.spec().activation.is_gated() { 3 } else { 2 };
-        Ok(Self { buffer: DeviceBuffer::alloc(engine.device(), matrices * matrix_bytes)?, matrix_bytes, code_bytes })
-    }
-
-    /// Uploads one matrix; returns the addresses of its codes and scales.
-    fn upload(&self, index: usize, matrix: &RawMatrix<'_>) -> Result<(u64, u64), DriverError> {
-        let offset = index * self.matrix_bytes;
-        self.buffer.write(offset, matrix.codes)?;
-        self.buffer.write(offset + self.code_bytes, matrix.scales)?;
-        let address = self.buffer.address() + offset as u64;
-        Ok((address, address + self.code_bytes as u64))
-    }
-
-    fn upload_expert(&self, expert: &RawExpert<'_>) -> Result<StagedExpert, DriverError> {
-        let up = self.upload(0, &expert.up)?;
-        let down = self.upload(1, &expert.down)?;
-        let gate = expert.gate.as_ref().map_or(Ok((0, 0)), |gate| self.upload(2, gate))?;
-        Ok(StagedExpert { gate, up, down })
-    }
-}
-
 impl MoeLayer {
-    /// Packs the plan's experts into device memory, one expert at a time: beside the packed weights only one expert's
-    /// raw tensors are ever on the device. `progress` is told (experts done, experts in all).
+    /// Packs the plan's experts into device memory. Beside the packed weights only a few experts' raw tensors are ever on
+    /// the device, and less in page-locked host memory: [`LoadMemory`](super::LoadMemory) says how many bytes.
+    ///
+    /// `progress` is told (experts done, experts in all), on this thread and in order. The threads that copy have ended, and
+    /// after an error everything is given back, when this returns.
     ///
     /// # Errors
     /// [`LoadError`]: a plan for another GPU, tensors that are missing or do not fit the plan, not enough device
@@ -69,23 +39,8 @@ impl MoeLayer {
             let planned = plan.limits().compute_capability;
             return Err(LoadError::OtherKernels { planned, found: engine.device().limits().compute_capability });
         }
-        let experts = plan.spec().experts;
         let weights = DeviceBuffer::alloc(engine.device(), plan.weights_bytes() as usize)?;
-        let stream = Stream::new(engine.device())?;
-        let staging = Staging::new(engine, plan)?;
-        let mut scales: Vec<ExpertScales> = Vec::with_capacity(experts.count);
-        for (local, id) in experts.ids().enumerate() {
-            let expert = source.expert(id).map_err(|source| LoadError::Source { expert: id, source })?;
-            scales.push(check_expert(plan.spec(), id, &expert, scales.first())?);
-            let staged = staging.upload_expert(&expert)?;
-            for launch in schedule::pack_expert(plan, weights.address(), local, &staged) {
-                // SAFETY: the plan sizes the weights, the checks above the staged matrices; both outlive the
-                // synchronisation below.
-                unsafe { engine.launch(&launch, stream.handle())? };
-            }
-            stream.synchronize()?;
-            progress(local + 1, experts.count);
-        }
+        let scales = load_experts(engine, plan, &weights, source, &mut progress)?;
         weights.write(plan.scales_offset() as usize, bytemuck::cast_slice::<ExpertScales, u8>(&scales))?;
         Ok(Self { engine: engine.clone(), plan: plan.clone(), weights })
     }

@@ -3,6 +3,7 @@
 //! Everything above this, from a buffer to a whole forward, is the same code whatever the backend.
 
 use std::fmt::Debug;
+use std::ptr::NonNull;
 
 use cust::sys::CUcontext;
 
@@ -49,7 +50,8 @@ pub trait Backend: Memory + Kernels + Queues + Debug + Send + Sync {
     fn synchronize(&self) -> Result<(), DriverError>;
 }
 
-/// Device memory. Ranges handed in lie inside allocations of this backend: the callers check that.
+/// Device memory, and host memory that a device copies from. Ranges handed in lie inside allocations of this backend: the
+/// callers check that.
 pub trait Memory {
     /// Free and total bytes.
     ///
@@ -83,6 +85,35 @@ pub trait Memory {
     /// # Errors
     /// [`DriverError`] if the fill, or work before it, fails.
     fn fill(&self, address: u64, bytes: usize, value: u8) -> Result<(), DriverError>;
+
+    /// Allocates `bytes` bytes of host memory, more than 0, which stay where they are (page-locked), so that the device
+    /// copies from them by itself. The content is unspecified, but may be read.
+    ///
+    /// # Errors
+    /// [`DriverError::HostMemory`] with the size.
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>, DriverError>;
+
+    /// Frees what [`Memory::alloc_host`] gave for as many bytes.
+    ///
+    /// # Safety
+    /// The caller is its one owner, and no queued copy reads it any more.
+    unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize);
+
+    /// Queues a copy to the device, and does not wait for it.
+    ///
+    /// # Errors
+    /// [`DriverError`] if it cannot be queued.
+    ///
+    /// # Safety
+    /// The stream is alive and is not being captured. `source` has `bytes` readable bytes of [`Memory::alloc_host`], which
+    /// nobody writes or frees until the stream has passed the copy.
+    unsafe fn queue_write(
+        &self,
+        address: u64,
+        source: NonNull<u8>,
+        bytes: usize,
+        stream: Handle,
+    ) -> Result<(), DriverError>;
 }
 
 /// One launch of a kernel, whose one parameter is a struct by value.

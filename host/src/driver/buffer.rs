@@ -120,7 +120,12 @@ impl DeviceBuffer {
     }
 
     /// The device address of a range, after checking that the buffer contains it.
-    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<u64, DriverError> {
+    pub(super) fn range(
+        &self,
+        operation: &'static str,
+        offset_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<u64, DriverError> {
         check_range(operation, offset_bytes, len_bytes, self.len_bytes)?;
         Ok(self.address + offset_bytes as u64)
     }

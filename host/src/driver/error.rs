@@ -66,6 +66,16 @@ pub enum DriverError {
         total_bytes: u64,
     },
 
+    /// The page-locked host memory asked for could not be had.
+    #[error(
+        "{requested_bytes} bytes of page-locked host memory were asked for, which this machine does not give; free some \
+         memory, or raise the limit on locked memory (ulimit -l)"
+    )]
+    HostMemory {
+        /// The size of the allocation that failed, in bytes.
+        requested_bytes: u64,
+    },
+
     /// A backend other than the CUDA driver failed.
     #[error("{backend}: {detail}")]
     Backend {

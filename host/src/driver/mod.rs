@@ -38,6 +38,7 @@ mod loader;
 mod module;
 mod stream;
 mod symbols;
+mod upload;
 
 pub use buffer::DeviceBuffer;
 pub use cust::sys::{CUcontext, CUstream};
@@ -45,3 +46,4 @@ pub use device::{Device, driver_available};
 pub use error::DriverError;
 pub use module::{Function, Module};
 pub use stream::{Event, Graph, Stream, StreamHandle, capture};
+pub use upload::UploadRing;

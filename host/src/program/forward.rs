@@ -196,7 +196,7 @@ pub(super) fn run(args: &ForwardArgs) -> anyhow::Result<Verdict> {
 }
 
 /// The first layer that can run, else the first one, whose error says why it cannot.
-fn first_layer(checkpoint: &Checkpoint) -> usize {
+pub(super) fn first_layer(checkpoint: &Checkpoint) -> usize {
     let layers = checkpoint.layers();
     layers.iter().find(|info| info.format == ExpertFormat::Nvfp4).unwrap_or(&layers[0]).index
 }

@@ -4,9 +4,13 @@ mod bench;
 mod choices;
 mod forward;
 mod forward_report;
+mod generate;
 mod inspect;
+mod load;
+mod plain_read;
 mod progress;
 mod random_inputs;
+mod shape;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -20,8 +24,10 @@ Examples:
   nvfp4-moe forward path/to/model --layer 3 --tokens 64 --device cuda:0 --scales per-token
   nvfp4-moe forward path/to/model --inputs io.safetensors --expect expected --json
   nvfp4-moe bench --shape qwen3-30b --tokens 1,16,256 --device cuda
+  nvfp4-moe generate /tmp/random --shape deepseek-v4-pro-ep8
+  nvfp4-moe load /tmp/random --device cuda --at-least 0.5
 
-Exit codes: 0 success, 1 a result beyond the tolerance, 2 an error.";
+Exit codes: 0 success, 1 a result beyond its bound, 2 an error.";
 
 /// The Mixture-of-Experts expert block of NVFP4 checkpoints, on an NVIDIA GPU or the CPU.
 #[derive(Debug, Parser)]
@@ -39,6 +45,10 @@ enum Command {
     Forward(forward::ForwardArgs),
     /// Measure a layer with random weights
     Bench(bench::BenchArgs),
+    /// Measure how fast a layer is loaded, beside plain reading of its file and uploading
+    Load(load::LoadArgs),
+    /// Write a checkpoint of random experts
+    Generate(generate::GenerateArgs),
 }
 
 /// How a command ended that ran to its end.
@@ -46,7 +56,7 @@ enum Command {
 enum Verdict {
     /// Everything is as it should be.
     Passed,
-    /// A result is beyond its tolerance.
+    /// A result is beyond its bound.
     Failed,
 }
 
@@ -59,6 +69,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Forward(args) => forward::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Load(args) => load::run(&args),
+        Command::Generate(args) => generate::run(&args),
     };
     match outcome {
         Ok(Verdict::Passed) => ExitCode::SUCCESS,

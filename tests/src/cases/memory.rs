@@ -1,9 +1,9 @@
-//! Memory: plans that say every byte, loading that keeps one expert beside the packed weights, forwards without an
+//! Memory: plans that say every byte, loading that keeps a few experts beside the packed weights, forwards without an
 //! allocation.
 
 use anyhow::{Context, Result, ensure};
 use nvfp4_moe::cpu;
-use nvfp4_moe::cuda::MoeLayer;
+use nvfp4_moe::cuda::{LoadMemory, MoeLayer};
 use nvfp4_moe::device_limits::DeviceLimits;
 use nvfp4_moe::driver::Device;
 use nvfp4_moe::io::ScaleMode;
@@ -19,7 +19,7 @@ use super::setup::{Batch, Lab, Layer, MODES, SWIGLU, gpu, same_bits};
 /// Where regions begin.
 const ALIGNMENT: u64 = 256;
 /// What the driver gives memory out in.
-const GRANULE: u64 = 2 << 20;
+pub(super) const GRANULE: u64 = 2 << 20;
 
 /// Bytes of a region, from its documentation.
 fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) -> u64 {
@@ -158,7 +158,7 @@ fn free(device: &Device) -> Result<u64> {
     Ok(device.free_memory()?.0)
 }
 
-/// Layers loaded one after the other: each takes its packed weights, and while it loads one raw expert more.
+/// Layers loaded one after the other: each takes its packed weights, and while it loads a few raw experts more.
 pub(super) fn layer_after_layer(lab: &Lab<'_>) -> Result<()> {
     let engine = lab.runner.engine().context("a GPU")?;
     let device = engine.device();
@@ -167,9 +167,11 @@ pub(super) fn layer_after_layer(lab: &Lab<'_>) -> Result<()> {
     let experts = ExpertRange::all(8);
     let spec = LayerSpec { shape, experts, activation: SWIGLU, scales: ScaleMode::PerToken, shared_l1_scale: true };
     let plan = Plan::new(spec, &device.limits(), 16)?;
-    let raw_expert = (3 * 2048 * 768 / 2) * (BLOCK + 2) / BLOCK;
+    let (staging, raw_expert) = (LoadMemory::here(&spec), 3 * 2048 * 768 * 9 / BLOCK);
+    ensure!(staging.device_bytes() <= 3 * (raw_expert + 96), "{staging:?}");
+    ensure!(staging.host_bytes() <= 2 * (raw_expert + 512), "{staging:?}");
     let weights = plan.weights_bytes().next_multiple_of(GRANULE);
-    let peak = weights + (raw_expert as u64).next_multiple_of(GRANULE) + 2 * GRANULE;
+    let peak = weights + staging.sets as u64 * (staging.expert_bytes as u64).next_multiple_of(GRANULE) + 2 * GRANULE;
 
     // The first use of a kernel may take memory for its code.
     drop(MoeLayer::load(engine, &plan, &source, |_, _| {})?);

@@ -16,6 +16,7 @@ mod fp4;
 mod gate_and_up;
 mod global_scale;
 mod graphs;
+mod loading;
 mod memory;
 mod non_finite;
 mod precision;
@@ -135,6 +136,10 @@ const CASES: &[Case] = &[
     any("memory/largest_and_smallest_plan", memory::largest_and_smallest_plan),
     whole_gpu("memory/layer_after_layer", memory::layer_after_layer),
     whole_gpu("memory/forward_allocates_nothing", memory::forward_allocates_nothing),
+    any("loading/first_error_counts", loading::first_error_counts),
+    any("loading/progress_in_order", loading::progress_in_order),
+    gpu("loading/packed_bytes", loading::packed_bytes),
+    gpu("loading/nothing_is_left", loading::nothing_is_left),
     any("precision/f16_hidden", precision::f16_hidden),
     any("precision/bf16_output", precision::bf16_output),
     gpu("precision/quantizer_on_the_device", device_kernels::quantizer),

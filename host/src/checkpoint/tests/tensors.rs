@@ -43,6 +43,32 @@ fn every_naming_style_gives_the_same_experts() {
 }
 
 #[test]
+fn places_of_an_expert_are_where_its_bytes_are() {
+    for style in [MODELOPT, COMPRESSED, NEMOTRON] {
+        let directory = Builder::new(style, &[0], 3).write_sharded(2);
+        let checkpoint = Checkpoint::open(directory.path()).unwrap();
+        let layer = checkpoint.layer(0).unwrap();
+        let expert = layer.expert(1).unwrap();
+        let mut found = Vec::new();
+        for (path, range) in layer.places(1) {
+            let file = std::fs::read(path).unwrap();
+            found.push(file[range.start as usize..range.end as usize].to_vec());
+        }
+        for matrix in [Some(expert.up), Some(expert.down), expert.gate].into_iter().flatten() {
+            assert!(
+                found.iter().any(|bytes| bytes == matrix.codes) && found.iter().any(|bytes| bytes == matrix.scales)
+            );
+        }
+        let matrices = if expert.gate.is_some() { 3 } else { 2 };
+        assert_eq!(found.len(), matrices * 4);
+        assert_eq!(layer.places(3).count(), 0);
+        // Hints change nothing.
+        (0..5).for_each(|expert| layer.will_need(expert));
+        assert_eq!(layer.expert(1).unwrap().up.codes, expert.up.codes);
+    }
+}
+
+#[test]
 fn shared_experts_and_prediction_modules_are_left_out() {
     let mut builder = Builder::new(MODELOPT, &[0], 2);
     let stray = Stored::filled(Dtype::BF16, &[3], 0);

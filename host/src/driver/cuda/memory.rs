@@ -1,8 +1,8 @@
 //! Device memory.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
-use super::super::backend::Memory;
+use super::super::backend::{Handle, Memory};
 use super::super::error::DriverError;
 use super::super::loader::Failed;
 use super::super::symbols::api;
@@ -68,6 +68,40 @@ impl Memory for Cuda {
             api::cuMemsetD8_v2(address, value, bytes)?;
             api::cuStreamSynchronize(ptr::null_mut())?;
         }
+        Ok(())
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        let refused = DriverError::HostMemory { requested_bytes: bytes as u64 };
+        let mut memory = ptr::null_mut();
+        let _current = self.enter()?;
+        // SAFETY: `memory` is a live variable, and the context is current.
+        match unsafe { api::cuMemAllocHost_v2(&mut memory, bytes) } {
+            Ok(()) => NonNull::new(memory.cast()).ok_or(refused),
+            Err(Failed::Code { code: 2, .. }) => Err(refused),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    unsafe fn free_host(&self, memory: NonNull<u8>, _bytes: usize) {
+        // As for `free`: an error cannot be reported, and means that the memory is gone with the context.
+        if let Ok(_current) = self.enter() {
+            // SAFETY: the one owner of the allocation gives it up, and no copy reads it: the caller's promise.
+            let _ = unsafe { api::cuMemFreeHost(memory.as_ptr().cast()) };
+        }
+    }
+
+    unsafe fn queue_write(
+        &self,
+        address: u64,
+        source: NonNull<u8>,
+        bytes: usize,
+        stream: Handle,
+    ) -> Result<(), DriverError> {
+        let _current = self.enter()?;
+        // SAFETY: the device range is inside a live allocation, and the stream is alive; that the source stays as it is
+        // until the copy is done is the caller's promise.
+        unsafe { api::cuMemcpyHtoDAsync_v2(address, source.as_ptr().cast(), bytes, stream.pointer()) }?;
         Ok(())
     }
 }

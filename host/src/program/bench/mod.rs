@@ -5,7 +5,6 @@ mod cpu;
 mod gpu;
 mod machine;
 mod report;
-mod shape;
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +19,8 @@ use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 
 use super::choices::{Scales, scales_label};
 use super::random_inputs::RandomInputs;
+use super::shape::{NamedShape, NamedShapes};
 use super::{Verdict, emit};
-use shape::{BenchShape, BenchShapes};
 
 /// Most different batches that take turns.
 const MOST_BATCHES: usize = 32;
@@ -42,7 +41,7 @@ pub(super) struct BenchArgs {
     /// deepseek-v4-pro-ep8, deepseek-v3-ep8, kimi-k2-ep8, qwen3-30b, qwen3-235b, glm-4.7-ep8, all of these (all), or
     /// HIDDENxINTERMEDIATExEXPERTSxTOPK with the experts of one rank; several times for several
     #[arg(long, required = true)]
-    shape: Vec<BenchShapes>,
+    shape: Vec<NamedShapes>,
     /// Numbers of tokens, separated by commas [default: 1,4,16,64,128,256,512,1024,2048,4096,8192,16384,32768; up to 64
     /// on the CPU]
     #[arg(long, value_delimiter = ',', value_name = "T,..")]
@@ -117,7 +116,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         Some(path) => Some(peers_rate(path)?),
         None => args.matmul_tflops,
     };
-    let mut shapes: Vec<&BenchShape> = Vec::new();
+    let mut shapes: Vec<&NamedShape> = Vec::new();
     for shape in args.shape.iter().flat_map(|shapes| &shapes.0) {
         if shapes.iter().all(|other| other.name != shape.name) {
             shapes.push(shape);
@@ -166,7 +165,7 @@ fn peers_rate(path: &Path) -> anyhow::Result<f64> {
 
 fn measure_shape(
     args: &BenchArgs,
-    bench_shape: &BenchShape,
+    bench_shape: &NamedShape,
     runner: &Runner,
     ceilings: &Ceilings,
 ) -> anyhow::Result<ShapeTimes> {
@@ -301,7 +300,7 @@ fn touched_experts(batch: &Inputs<'_>, experts: usize) -> usize {
 }
 
 /// The middle one.
-fn median(times: &[f64]) -> f64 {
+pub(super) fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)

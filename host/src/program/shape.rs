@@ -6,7 +6,7 @@ use nvfp4_moe::shape::{MODELS, MoeShape};
 
 /// A layer's sizes on one rank, by name.
 #[derive(Clone, Debug)]
-pub(super) struct BenchShape {
+pub(super) struct NamedShape {
     pub(super) name: String,
     /// `experts` are those of the rank.
     pub(super) shape: MoeShape,
@@ -16,9 +16,9 @@ pub(super) struct BenchShape {
 
 /// One value of `--shape`: a layer, or all named ones.
 #[derive(Clone, Debug)]
-pub(super) struct BenchShapes(pub(super) Vec<BenchShape>);
+pub(super) struct NamedShapes(pub(super) Vec<NamedShape>);
 
-impl FromStr for BenchShapes {
+impl FromStr for NamedShapes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -27,7 +27,7 @@ impl FromStr for BenchShapes {
     }
 }
 
-impl FromStr for BenchShape {
+impl FromStr for NamedShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -57,17 +57,17 @@ mod tests {
     #[test]
     fn names_and_sizes_are_parsed() {
         for model in MODELS {
-            assert_eq!(model.name.parse::<BenchShape>().unwrap().shape, model.shape);
+            assert_eq!(model.name.parse::<NamedShape>().unwrap().shape, model.shape);
             assert!(model.shape.validate().is_ok() && model.shape.topk <= model.shape.experts, "{}", model.name);
         }
-        let shape = "320x176x5x2".parse::<BenchShape>().unwrap().shape;
+        let shape = "320x176x5x2".parse::<NamedShape>().unwrap().shape;
         assert_eq!(shape, MoeShape { hidden: 320, intermediate: 176, experts: 5, topk: 2 });
-        let names: Vec<_> = "all".parse::<BenchShapes>().unwrap().0.into_iter().map(|shape| shape.name).collect();
+        let names: Vec<_> = "all".parse::<NamedShapes>().unwrap().0.into_iter().map(|shape| shape.name).collect();
         assert_eq!(names, MODELS.map(|model| model.name));
-        assert_eq!("320x176x5x2".parse::<BenchShapes>().unwrap().0[0].shape, shape);
-        assert!("gpt".parse::<BenchShapes>().unwrap_err().contains("must be all"));
+        assert_eq!("320x176x5x2".parse::<NamedShapes>().unwrap().0[0].shape, shape);
+        assert!("gpt".parse::<NamedShapes>().unwrap_err().contains("must be all"));
         for (text, part) in [("gpt", "one of"), ("1x2x3", "one of"), ("24x16x2x1", "hidden"), ("16x16x2x3", "topk")] {
-            let error = text.parse::<BenchShape>().unwrap_err();
+            let error = text.parse::<NamedShape>().unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }
