@@ -30,6 +30,7 @@ pub const KIND_RELU2: u32 = 2;
 ///
 /// Next to the 1 of a sigmoid e^-86 is nothing. NaN gives infinity or NaN.
 #[inline(always)]
+#[allow(clippy::manual_clamp, reason = "two instructions, and NaN needs no care here")]
 pub fn exp(x: f32) -> f32 {
     // Adding this rounds to the nearest integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;

@@ -15,6 +15,7 @@ mod device {
     use crate::kernels::{device_rows::row_count, quantize::device::load_block};
     use crate::params::QuantizeParams;
     use crate::ptx::atomic::max_u32;
+    use crate::ptx::grid;
     use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
     use crate::ptx::warp::reduce_max;
 
@@ -24,6 +25,7 @@ mod device {
     /// The params' pointers are as documented there; any number of blocks of [`THREADS`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn amax(params: QuantizeParams) {
+        grid::follow();
         // SAFETY: rows and columns are below the sizes documented in QuantizeParams.
         unsafe {
             let rows = row_count(params.rows, &params.tokens, params.expert_offset, params.experts);

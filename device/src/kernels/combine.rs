@@ -15,8 +15,8 @@ mod device {
     use super::*;
     use crate::format::float16;
     use crate::params::{CombineParams, Element, NO_SLOT};
-    use crate::ptx::global;
     use crate::ptx::thread::{block_idx_x, block_idx_y, thread_idx_x};
+    use crate::ptx::{global, grid};
 
     /// One block of columns of one token.
     ///
@@ -24,6 +24,7 @@ mod device {
     /// The params' pointers are as documented there; `(tokens, columns / BLOCK_COLUMNS)` blocks of [`THREADS`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn combine(params: CombineParams) {
+        grid::follow();
         // SAFETY: token and column are below the sizes documented in CombineParams; 4 columns are 8 or 16 bytes.
         unsafe {
             let token = block_idx_x();

@@ -29,7 +29,7 @@ pub(crate) mod device {
     use crate::ptx::float::{self, Gpu};
     use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
     use crate::ptx::warp::reduce_max;
-    use crate::ptx::{global, shared};
+    use crate::ptx::{global, grid, shared};
 
     /// Sixteen elements of an input row as f32.
     ///
@@ -170,6 +170,7 @@ pub(crate) mod device {
     /// The params' pointers are as documented there; a block of [`THREADS`] for each row, `SHARED_BYTES`.
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize(params: QuantizeParams) {
+        grid::follow();
         // SAFETY: the output has `stride` columns; a block of 16 is 32 bytes.
         unsafe {
             quantize_row(
@@ -228,6 +229,7 @@ pub(crate) mod device {
     /// As [`quantize`], with [`super::tiles_shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize_tiles(params: QuantizeParams) {
+        grid::follow();
         let by_token = params.rows == Rows::Token as u32;
         let slots = if by_token { params.topk } else { 1 };
         let k_tiles = params.stride as usize / TILE_K;
@@ -241,16 +243,18 @@ pub(crate) mod device {
             while index < slots && row < row_count(params.rows, &params.tokens, params.expert_offset, params.experts) {
                 let slot = slot_of(row, index);
                 let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
-                if slot == NO_SLOT {
-                    shared::store_u32(address + 4, 0);
-                } else {
+                let mut place = [0; 3];
+                if slot != NO_SLOT {
                     let offsets = params.expert_offset as *const u32;
                     let expert = find_expert(offsets, params.experts, slot) as usize;
                     let (first, end) = (*offsets.add(expert), *offsets.add(expert + 1));
                     let groups = SlotGroups::new(expert, first as usize, (end - first) as usize);
-                    shared::store_u32(address, groups.first as u32);
-                    shared::store_u32(address + 4, groups.count as u32);
-                    shared::store_u32(address + 8, slot - first);
+                    place = [groups.first as u32, groups.count as u32, slot - first];
+                }
+                let mut i = 0;
+                while i < 3 {
+                    shared::store_u32(address + 4 * i as u32, place[i]);
+                    i += 1;
                 }
                 index += THREADS;
             }

@@ -33,9 +33,9 @@ mod device {
     use super::*;
     use crate::kernels::device_rows::div_rem;
     use crate::params::{NO_SLOT, RouteParams};
-    use crate::ptx::shared;
     use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
     use crate::ptx::warp::{match_any, shuffle_up, sync_warp};
+    use crate::ptx::{grid, shared};
 
     /// Local expert of an entry, `NO_SLOT` where it is not here or the entry is beyond the end.
     #[inline(always)]
@@ -179,6 +179,7 @@ mod device {
     /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_count(params: RouteParams) {
+        grid::follow();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (thread, chunk) = (thread_idx_x(), block_idx_x());
@@ -242,6 +243,7 @@ mod device {
     /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_scan(params: RouteParams) {
+        grid::follow();
         let counts = params.chunk_counts as *mut u32;
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
@@ -266,6 +268,7 @@ mod device {
     /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_place(params: RouteParams) {
+        grid::follow();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (thread, chunk) = (thread_idx_x(), block_idx_x());
@@ -293,6 +296,7 @@ mod device {
     /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
+        grid::follow();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);

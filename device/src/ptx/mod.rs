@@ -5,6 +5,7 @@ pub mod asynchronous;
 pub mod atomic;
 pub mod float;
 pub mod global;
+pub mod grid;
 pub mod matrix;
 pub mod matrix_fp4;
 pub mod mbarrier;

@@ -108,28 +108,35 @@ impl Engine {
         let stream = Stream::new(&self.inner.device)?;
         for launch in launches {
             // SAFETY: the caller's contract; the memory is alive until the synchronisation below.
-            unsafe { self.launch(launch, stream.handle())? };
+            unsafe { self.launch(launch, false, stream.handle())? };
         }
         stream.synchronize()
     }
 
-    /// Starts one launch.
+    /// Starts one launch; `follows` says that the launch before it on the stream was one of the same forward, which this
+    /// one may overlap where the kernels wait for each other.
     ///
     /// # Safety
     /// Every address in the launch's params is device memory of the size documented there, alive and not used
     /// otherwise until the kernel has ended.
-    pub(super) unsafe fn launch(&self, launch: &Launch, stream: StreamHandle<'_>) -> Result<(), DriverError> {
+    pub(super) unsafe fn launch(
+        &self,
+        launch: &Launch,
+        follows: bool,
+        stream: StreamHandle<'_>,
+    ) -> Result<(), DriverError> {
         let function = &self.inner.functions[launch.kernel];
         let (grid, block, shared) = (launch.grid, [launch.threads, 1, 1], launch.shared_bytes);
+        let overlaps = follows && self.kernels() == KernelFamily::Hopper;
         // SAFETY: the caller's contract; the schedule pairs each kernel with its own params struct.
         unsafe {
             match &launch.params {
-                Params::Route(params) => function.launch(grid, block, shared, stream, params),
-                Params::Quantize(params) => function.launch(grid, block, shared, stream, params),
-                Params::GroupedGemm(params) => function.launch(grid, block, shared, stream, params),
-                Params::Combine(params) => function.launch(grid, block, shared, stream, params),
-                Params::Pack(params) => function.launch(grid, block, shared, stream, params),
-                Params::Read(params) => function.launch(grid, block, shared, stream, params),
+                Params::Route(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
+                Params::Quantize(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
+                Params::GroupedGemm(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
+                Params::Combine(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
+                Params::Pack(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
+                Params::Read(params) => function.launch_after(overlaps, grid, block, shared, stream, params),
             }
         }
     }

@@ -84,8 +84,13 @@ impl MoeLayer {
     ) -> Result<(), CallError> {
         let tile = self.plan.tile(call.tokens);
         let schedule = self.schedule(workspace, call, tile)?;
-        // SAFETY: the caller's contract, and the plan's sizes of weights and workspace.
-        schedule.all(|launch| unsafe { self.engine.launch(launch, stream).map_err(CallError::from) })
+        let mut follows = false;
+        schedule.all(|launch| {
+            // SAFETY: the caller's contract, and the plan's sizes of weights and workspace.
+            unsafe { self.engine.launch(launch, follows, stream)? };
+            follows = true;
+            Ok(())
+        })
     }
 
     /// Runs one stage alone, with a given variant of the grouped GEMM: for measurements and tests. The stages before it
@@ -106,7 +111,7 @@ impl MoeLayer {
     ) -> Result<(), CallError> {
         let schedule = self.schedule(workspace, call, tile)?;
         // SAFETY: the caller's contract, and the plan's sizes of weights and workspace.
-        schedule.stage(stage, |launch| unsafe { self.engine.launch(launch, stream).map_err(CallError::from) })
+        schedule.stage(stage, |launch| unsafe { self.engine.launch(launch, false, stream).map_err(CallError::from) })
     }
 
     fn schedule(&self, workspace: &Workspace, call: &CallAddresses, tile: usize) -> Result<Schedule<'_>, CallError> {

@@ -324,7 +324,7 @@ impl Load<'_> {
         for launch in schedule::pack_expert(self.plan, self.weights.address(), local, &staged) {
             // SAFETY: the plan sizes the weights, the checks of the expert its staged tensors, which the uploads before
             // this on the stream fill; both outlive the synchronisation below, before which nobody writes them again.
-            unsafe { self.engine.launch(&launch, set.stream.handle())? };
+            unsafe { self.engine.launch(&launch, false, set.stream.handle())? };
         }
         Ok(set.stream.synchronize()?)
     }

@@ -129,6 +129,8 @@ pub struct KernelLaunch<'a> {
     pub shared_bytes: u32,
     /// The parameter's bytes, aligned to 8.
     pub params: &'a [u8],
+    /// Whether the kernel may start before the one in front of it on the stream is done: it waits for that itself.
+    pub overlaps: bool,
 }
 
 /// Compiled kernels.

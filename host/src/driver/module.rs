@@ -106,6 +106,30 @@ impl Function {
         stream: StreamHandle<'_>,
         params: &P,
     ) -> Result<(), DriverError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.launch_after(false, grid, block, shared_bytes, stream, params) }
+    }
+
+    /// [`Function::launch`]; where it `overlaps`, the kernel may start before the one in front of it on the stream is
+    /// done (programmatic dependent launch, compute capability 9.0 and newer).
+    ///
+    /// # Errors
+    ///
+    /// As [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Function::launch`]; a kernel that overlaps waits for the one in front of it before it accesses memory that
+    /// either writes.
+    pub unsafe fn launch_after<P: bytemuck::NoUninit>(
+        &self,
+        overlaps: bool,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        stream: StreamHandle<'_>,
+        params: &P,
+    ) -> Result<(), DriverError> {
         let found_bytes = mem::size_of::<P>();
         if let Some(expected_bytes) = self.parameter_bytes
             && expected_bytes != found_bytes
@@ -113,7 +137,7 @@ impl Function {
             return Err(DriverError::ParameterSize { kernel: self.name, found_bytes, expected_bytes });
         }
         let params = bytemuck::bytes_of(params);
-        let launch = KernelLaunch { name: self.name, grid, block, shared_bytes, params };
+        let launch = KernelLaunch { name: self.name, grid, block, shared_bytes, params, overlaps };
         // SAFETY: the kernel is alive with its module, the stream for as long as its handle; the rest is the caller's
         // promise.
         unsafe { self.module.inner.device.backend().launch(self.kernel, stream.handle(), &launch) }

@@ -69,6 +69,37 @@ fn describe(ask: Describe, code: u32) -> Option<String> {
     Some(text.to_string_lossy().into_owned())
 }
 
+/// `CUlaunchConfig` of cuda.h, CUDA 12.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: CUstream,
+    pub(super) attributes: *const LaunchAttribute,
+    pub(super) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` of cuda.h: a number, padding to 8 bytes, a union of 64 bytes.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct LaunchAttribute {
+    pub(super) id: c_uint,
+    pub(super) padding: c_uint,
+    pub(super) value: [c_uint; 16],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may start before the one in front of it on the
+    /// stream is done, and waits for it itself.
+    pub(super) const OVERLAP: Self = {
+        let mut value = [0; 16];
+        value[0] = 1;
+        Self { id: 6, padding: 0, value }
+    };
+}
+
 driver_api! {
     cust {
         fn cuArray3DCreate_v2(
@@ -242,6 +273,9 @@ driver_api! {
     }
     newer {
         fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+        fn cuLaunchKernelEx(
+            config: *const LaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void,
+        );
         fn cuFuncGetParamInfo(func: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
     }
 }

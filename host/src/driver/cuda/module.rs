@@ -8,7 +8,7 @@ use cust::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option
 use super::super::backend::{Backend as _, Handle, KernelLaunch, Kernels};
 use super::super::error::DriverError;
 use super::super::loader::Failed;
-use super::super::symbols::{api, name_and_text};
+use super::super::symbols::{LaunchAttribute, LaunchConfig, api, name_and_text};
 use super::Cuda;
 
 /// Room for each of the PTX compiler's two logs, in bytes. It cuts off what does not fit.
@@ -112,22 +112,25 @@ impl Kernels for Cuda {
         let mut parameters = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         let _current = self.enter()?;
+        let (function, no_more) = (kernel.pointer(), ptr::null_mut());
         // SAFETY: function and stream are alive; the one parameter points to the bytes of the struct that the
         // kernel takes, as the caller promises, and so do the addresses in it. The driver checks the rest.
         unsafe {
-            api::cuLaunchKernel(
-                kernel.pointer(),
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                launch.shared_bytes,
-                stream.pointer(),
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            if launch.overlaps {
+                let config = LaunchConfig {
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared_bytes: launch.shared_bytes,
+                    stream: stream.pointer(),
+                    attributes: &LaunchAttribute::OVERLAP,
+                    attribute_count: 1,
+                };
+                api::cuLaunchKernelEx(&config, function, parameters.as_mut_ptr(), no_more)
+            } else {
+                let (shared_bytes, stream) = (launch.shared_bytes, stream.pointer());
+                let parameters = parameters.as_mut_ptr();
+                api::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, no_more)
+            }
         }
         .map_err(|failed| DriverError::of_kernel(launch.name, failed))
     }

@@ -16,7 +16,7 @@ use crate::ptx::asynchronous::{commit_group, copy_16_if, wait_group};
 use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
 use crate::ptx::warp::sync_warp;
-use crate::ptx::{global, shared};
+use crate::ptx::{global, grid, shared};
 
 /// Chunks of 16 bytes of an activation row of one K tile.
 const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
@@ -257,6 +257,7 @@ unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
 /// [`super::VARIANTS`] says.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams) {
+    grid::follow();
     let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);
     // SAFETY: see the functions called.
     unsafe {

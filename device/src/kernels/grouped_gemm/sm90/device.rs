@@ -13,7 +13,7 @@ use crate::params::GroupedGemmParams;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
 use crate::ptx::warp::sync_warp;
 use crate::ptx::wgmma::{self, Fragments, Multiply};
-use crate::ptx::{mbarrier, shared};
+use crate::ptx::{grid, mbarrier, shared};
 
 /// Steps of the instruction in a stage.
 const STEPS: usize = MmaTile::K / FRAGMENT_K;
@@ -252,6 +252,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
             mbarrier::fence_proxy_async();
         }
         sync_threads();
+        grid::follow();
         let block_rows = params.row_tiles.div_ceil(ROW_TILES as u32);
         // Read again for each tile, rather than kept: accumulators take all registers.
         let tiles = || *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
