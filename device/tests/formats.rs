@@ -116,15 +116,15 @@ fn exponential_is_within_two_units_in_the_last_place() {
     assert!(worst < 2.0 * 2f64.powi(-23), "relative error {worst:e}");
     assert_eq!((exp(0.0), exp(100.0), exp(-200.0)), (1.0, f32::INFINITY, exp(-86.0)));
     assert_eq!(1.0 + exp(-86.0), 1.0);
-    assert!(scaled_silu(f32::NAN, 1.0).is_nan());
+    assert!(scaled_silu(f32::NAN, 1.0, |x, y| x / y).is_nan());
 }
 
 #[test]
 fn clamp_bounds_gate_above_only_and_up_on_both_sides() {
     use nvfp4_moe_device::kernels::activation::{ActivationParams, KIND_SWIGLU, activate, scaled_silu};
     let clamped = ActivationParams { kind: KIND_SWIGLU, limit: 10.0, alpha: 1.0, beta: 0.0 };
-    assert_eq!(activate(&clamped, 50.0, 50.0), scaled_silu(10.0, 1.0) * 10.0);
-    assert_eq!(activate(&clamped, 50.0, -50.0), scaled_silu(10.0, 1.0) * -10.0);
-    assert_eq!(activate(&clamped, -20.0, 1.0), scaled_silu(-20.0, 1.0), "gate has no lower bound");
+    assert_eq!(activate(&clamped, 50.0, 50.0), scaled_silu(10.0, 1.0, |x, y| x / y) * 10.0);
+    assert_eq!(activate(&clamped, 50.0, -50.0), scaled_silu(10.0, 1.0, |x, y| x / y) * -10.0);
+    assert_eq!(activate(&clamped, -20.0, 1.0), scaled_silu(-20.0, 1.0, |x, y| x / y), "gate has no lower bound");
     assert!(activate(&clamped, f32::NAN, 1.0).is_nan() && activate(&clamped, 1.0, f32::NAN).is_nan());
 }

@@ -9,6 +9,7 @@ use nvfp4_moe_device::kernels::route;
 use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
 
+use crate::activation::Activation;
 use crate::device_limits::DeviceLimits;
 use crate::io::ScaleMode;
 use crate::kernel_family::{KernelFamily, PackedMatrix};
@@ -216,7 +217,8 @@ impl Plan {
         let slots = tokens * self.spec.shape.topk;
         let bytes = activation_bytes(self.kernels, variant, slots, self.spec.experts.count, self.matrices[1].stride);
         let room = self.region(Region::SecondActivations).bytes;
-        variant.quantizes && self.spec.scales == ScaleMode::Static && bytes as u64 <= room
+        let can = variant.quantizes && (!variant.tiles || matches!(self.spec.activation, Activation::SwiGlu { .. }));
+        can && self.spec.scales == ScaleMode::Static && bytes as u64 <= room
     }
 
     /// Bytes of packed weights.

@@ -276,6 +276,17 @@ impl Queues for Emulated {
         Ok(())
     }
 
+    /// At once, since launches run at once too.
+    fn copy(&self, from: u64, to: u64, bytes: usize, _stream: Handle) -> Result<(), DriverError> {
+        let mut state = self.state();
+        if state.capture.is_some() {
+            let detail = "a copy cannot be captured here; copy outside of the graph".to_owned();
+            return Err(DriverError::Backend { backend: self.name.clone(), detail });
+        }
+        let copied = state.emulator.memory().read(from, bytes).map_err(|error| self.failed(&error))?;
+        state.emulator.memory_mut().write(to, &copied).map_err(|error| self.failed(&error))
+    }
+
     fn new_event(&self) -> Result<Handle, DriverError> {
         Ok(Handle(0))
     }

@@ -12,7 +12,8 @@ use anyhow::{Context as _, Result, bail};
 use nvfp4_moe::driver::{Device, DriverError, driver_available};
 use nvfp4_moe::harness::{Runner, Target};
 use nvfp4_moe::kernel_family::KernelFamily;
-use serde::Serialize;
+use nvfp4_moe::measurement::{Ceilings, Measurement};
+use serde::{Deserialize as _, Serialize};
 use serde_json::Value;
 
 use crate::process;
@@ -179,18 +180,9 @@ impl Gpu {
             if let Some(passed) = ran.report["passed"].as_u64() {
                 lines.push(format!("    {passed} checks passed, {} failed", ran.report["failed"]));
             }
-            if let Some(ceiling) = ran.report["read_ceiling_gb_per_s"].as_f64() {
-                lines.push(format!("    read ceiling {ceiling:.0} GB/s"));
-            }
-            for row in ran.report["rows"].as_array().into_iter().flatten() {
-                let number = |name: &str| row[name].as_f64().unwrap_or(f64::NAN);
-                lines.push(format!(
-                    "    {:>5} tokens {:>9.1} us, {:>4.1}% of the read ceiling, {:>8.3} TFLOP/s",
-                    row["tokens"].as_u64().unwrap_or(0),
-                    number("layer_ms") * 1e3,
-                    number("of_ceiling") * 100.0,
-                    number("tflop_per_s")
-                ));
+            // What verify reports is another thing.
+            if let Ok(measured) = Measurement::deserialize(&ran.report) {
+                lines.extend(times(&measured));
             }
             let failed = |check: &&Value| check["outcome"] == "failed";
             for check in ran.report["checks"].as_array().into_iter().flatten().filter(failed) {
@@ -208,9 +200,25 @@ impl Gpu {
     }
 }
 
+/// The lines of one run of `bench`.
+fn times(measured: &Measurement) -> Vec<String> {
+    let Ceilings { read_gb_per_s, copy_gb_per_s, .. } = measured.ceilings;
+    let mut lines = vec![format!("    read ceiling {read_gb_per_s:.0} GB/s, copy ceiling {copy_gb_per_s:.0} GB/s")];
+    lines.extend(measured.shapes.iter().flat_map(|shape| &shape.rows).map(|row| {
+        format!(
+            "    {:>5} tokens {:>9.1} us, {:>4.1}% of the read ceiling, {:>8.3} TFLOP/s",
+            row.tokens,
+            row.layer_us,
+            row.of_read() * 100.0,
+            row.tflop_per_s()
+        )
+    }));
+    lines
+}
+
 fn summary(project: &Project, machine: &Machine, gpus: &[Gpu]) -> Vec<String> {
-    let commit = project.commit.as_deref().unwrap_or("no git checkout");
-    let changed = if project.changed { ", with changes" } else { "" };
+    let commit = project.checkout.commit.as_deref().unwrap_or("no git checkout");
+    let changed = if project.checkout.changed { ", with changes" } else { "" };
     let mut lines = vec![
         format!("nvfp4-moe {}, {commit}{changed}", project.version),
         format!("{}; {}, {} threads", machine.system, machine.cpu, machine.threads),
@@ -274,8 +282,8 @@ mod tests {
             {"check": "ragged, static", "outcome": "failed", "detail": "3 rows are off"},
             {"check": "qwen3_moe, static", "outcome": "passed", "detail": "close"},
         ]});
-        let rows = json!([{"tokens": 16, "layer_ms": 0.25, "of_ceiling": 0.5, "tflop_per_s": 3.0}]);
-        let bench = json!({"read_ceiling_gb_per_s": 1700.4, "rows": rows});
+        let fixture = process::workspace_root().join("xtask/fixtures/bench.json");
+        let bench = serde_json::from_str(&std::fs::read_to_string(fixture).unwrap()).unwrap();
         let gpus = vec![gpu(ran(false, checks), ran(true, bench))];
         assert!(!gpus[0].passed());
         let (project, machine) = (Project::of(&process::workspace_root()).unwrap(), Machine::here());
@@ -289,8 +297,8 @@ mod tests {
             "FAILED  a b",
             "7 checks passed, 1 failed",
             "ragged, static: 3 rows are off",
-            "read ceiling 1700 GB/s",
-            "16 tokens     250.0 us, 50.0% of the read ceiling",
+            "read ceiling 4000 GB/s, copy ceiling 3000 GB/s",
+            "    4 tokens      40.0 us, 25.0% of the read ceiling,  150.000 TFLOP/s",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }

@@ -1,5 +1,6 @@
 //! The chores of this workspace, as `cargo xtask VERB`: one file a verb.
 
+mod bench_report;
 mod build_ptx;
 mod ci;
 mod hardware_report;
@@ -37,6 +38,8 @@ enum Verb {
     Ptxas(ptxas::Arguments),
     /// Measure and check this machine's GPUs, and write a file to attach to an issue.
     HardwareReport(hardware_report::Arguments),
+    /// Make tables and pictures of what `nvfp4-moe bench --json` measured: for docs/performance.md and README.md.
+    BenchReport(bench_report::Arguments),
     /// Predict the layer's time on GPUs with FP4 tensor cores: the tables of docs/performance.md.
     Roofline,
     /// Check the rules that no compiler checks; also an ordinary test of this crate.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Mutate(arguments) => mutate::run(&arguments),
         Verb::Ptxas(arguments) => ptxas::run(&arguments),
         Verb::HardwareReport(arguments) => hardware_report::run(&arguments),
+        Verb::BenchReport(arguments) => bench_report::run(&arguments).map(|()| true),
         Verb::Roofline => roofline::run().map(|()| true),
         Verb::Tidy => tidy::run(),
     };

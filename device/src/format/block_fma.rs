@@ -41,7 +41,7 @@ pub trait Arithmetic: Copy {
 pub const USUAL_DIVISORS: core::ops::RangeInclusive<u32> = (127 - 100) << 23..=(127 + 126) << 23;
 
 /// Bits of the dividends and divisors for which it is always exact: 2^-60 to 2^60.
-const MODERATE: core::ops::RangeInclusive<u32> = (127 - 60) << 23..=(127 + 60) << 23;
+pub const MODERATE: core::ops::RangeInclusive<u32> = (127 - 60) << 23..=(127 + 60) << 23;
 
 const fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)

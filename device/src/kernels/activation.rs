@@ -55,8 +55,8 @@ pub fn exp(x: f32) -> f32 {
 
 /// `x / (1 + e^-(alpha x))`.
 #[inline(always)]
-pub fn scaled_silu(x: f32, alpha: f32) -> f32 {
-    x / (1.0 + exp(-(alpha * x)))
+pub fn scaled_silu(x: f32, alpha: f32, mut divide: impl FnMut(f32, f32) -> f32) -> f32 {
+    divide(x, 1.0 + exp(-(alpha * x)))
 }
 
 /// `min(x, limit)`; NaN stays NaN.
@@ -68,6 +68,12 @@ fn clamp_above(x: f32, limit: f32) -> f32 {
 /// One element of h from one element of gate and up.
 #[inline(always)]
 pub fn activate(params: &ActivationParams, gate: f32, up: f32) -> f32 {
+    activate_by(params, gate, up, |x, y| x / y)
+}
+
+/// [`activate`] with a division that gives the same number.
+#[inline(always)]
+pub fn activate_by(params: &ActivationParams, gate: f32, up: f32, divide: impl FnMut(f32, f32) -> f32) -> f32 {
     if params.kind == KIND_RELU2 {
         let positive = if up < 0.0 { 0.0 } else { up };
         return positive * positive;
@@ -75,8 +81,8 @@ pub fn activate(params: &ActivationParams, gate: f32, up: f32) -> f32 {
     let gate = clamp_above(gate, params.limit);
     let up = -clamp_above(-clamp_above(up, params.limit), params.limit);
     if params.kind == KIND_SWIGLU {
-        scaled_silu(gate, 1.0) * up
+        scaled_silu(gate, 1.0, divide) * up
     } else {
-        scaled_silu(gate, params.alpha) * (up + params.beta)
+        scaled_silu(gate, params.alpha, divide) * (up + params.beta)
     }
 }

@@ -1,4 +1,5 @@
-//! What a device's memory can give at best: the ceiling of every kernel that is bound by reading weights.
+//! What a device's memory can give at best: the ceilings of every kernel that is bound by reading weights, or by moving
+//! activations.
 
 use nvfp4_moe_device::kernels::measure;
 use nvfp4_moe_device::params::ReadParams;
@@ -67,21 +68,41 @@ impl ReadProbe {
     /// # Errors
     /// [`DriverError`]: a failure of the driver.
     pub fn bandwidth(&self) -> Result<f64, DriverError> {
+        self.rate(self.bytes(), |stream| self.enqueue(self.bytes(), stream))
+    }
+
+    /// GB/s (10^9 bytes a second) of copying one half of the buffer to the other by the driver's own copy: bytes read and
+    /// bytes written, so that it compares with what a kernel moves.
+    ///
+    /// # Errors
+    /// [`DriverError`]: a failure of the driver.
+    pub fn copy_bandwidth(&self) -> Result<f64, DriverError> {
+        let half = self.buffer.len_bytes() / 2;
+        // All bytes are equal and stay so.
+        self.rate(2 * half as u64, |stream| self.buffer.copy_within(0, half, half, stream))
+    }
+
+    /// GB/s of work that moves `bytes` bytes: the median of many runs.
+    fn rate(
+        &self,
+        bytes: u64,
+        enqueue: impl Fn(StreamHandle<'_>) -> Result<(), DriverError>,
+    ) -> Result<f64, DriverError> {
         let device = self.buffer.device();
         let stream = Stream::new(device)?;
         let events = (0..=RUNS).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
         for _ in 0..WARM_UP_RUNS {
-            self.enqueue(self.bytes(), stream.handle())?;
+            enqueue(stream.handle())?;
         }
         events[0].record(stream.handle())?;
         for after in &events[1..] {
-            self.enqueue(self.bytes(), stream.handle())?;
+            enqueue(stream.handle())?;
             after.record(stream.handle())?;
         }
         stream.synchronize()?;
         let mut times = events.windows(2).map(|pair| pair[0].elapsed_ms(&pair[1])).collect::<Result<Vec<_>, _>>()?;
         times.sort_by(f32::total_cmp);
-        Ok(self.bytes() as f64 / (f64::from(times[RUNS / 2]) * 1e6))
+        Ok(bytes as f64 / (f64::from(times[RUNS / 2]) * 1e6))
     }
 }
 

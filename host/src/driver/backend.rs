@@ -152,6 +152,13 @@ pub trait Queues {
     /// The error of the queued work.
     fn synchronize_stream(&self, stream: Handle) -> Result<(), DriverError>;
 
+    /// Queues copying `bytes` bytes from one address to another. Both ranges lie inside allocations of this backend and
+    /// do not overlap: the callers check that.
+    ///
+    /// # Errors
+    /// [`DriverError`] if the copy cannot be queued.
+    fn copy(&self, from: u64, to: u64, bytes: usize, stream: Handle) -> Result<(), DriverError>;
+
     /// A new time stamp.
     ///
     /// # Errors

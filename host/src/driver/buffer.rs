@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::device::Device;
 use super::error::DriverError;
+use super::stream::StreamHandle;
 
 /// Untyped device memory, freed when dropped.
 ///
@@ -92,6 +93,30 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.device.backend().fill(address, len_bytes, value)
+    }
+
+    /// Queues copying `len_bytes` bytes from one place of the buffer to another one behind it or before it.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfRange`] if a range leaves the buffer, [`DriverError::Overlap`] if the two share a byte,
+    /// [`DriverError::Call`] if the driver fails.
+    pub fn copy_within(
+        &self,
+        from_bytes: usize,
+        to_bytes: usize,
+        len_bytes: usize,
+        stream: StreamHandle<'_>,
+    ) -> Result<(), DriverError> {
+        let from = self.range("a copy", from_bytes, len_bytes)?;
+        let to = self.range("a copy", to_bytes, len_bytes)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        if from_bytes.abs_diff(to_bytes) < len_bytes {
+            return Err(DriverError::Overlap { from_bytes, to_bytes, len_bytes });
+        }
+        self.device.backend().copy(from, to, len_bytes, stream.handle())
     }
 
     /// The device address of a range, after checking that the buffer contains it.

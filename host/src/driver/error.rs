@@ -91,6 +91,20 @@ pub enum DriverError {
         buffer_bytes: usize,
     },
 
+    /// A copy inside a buffer would overwrite what it has still to read.
+    #[error(
+        "a copy of {len_bytes} bytes from offset {from_bytes} to offset {to_bytes} overlaps itself; copy less, or \
+         further away"
+    )]
+    Overlap {
+        /// Where it starts to read, in bytes.
+        from_bytes: usize,
+        /// Where it starts to write, in bytes.
+        to_bytes: usize,
+        /// How much is copied, in bytes.
+        len_bytes: usize,
+    },
+
     /// The argument struct given to a kernel is not the one that the kernel was compiled with.
     #[error(
         "kernel {kernel} takes a parameter struct of {expected_bytes} bytes, but was given one of \

@@ -7,6 +7,10 @@ use nvfp4_moe::io::{HiddenRows, Inputs};
 use nvfp4_moe::memory;
 use nvfp4_moe::shape::MoeShape;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use rayon::prelude::*;
+
+/// Hidden elements that share a seed.
+const PIECE_ELEMS: usize = 1 << 16;
 
 /// Inputs of one forward, owned.
 #[derive(Debug)]
@@ -31,8 +35,12 @@ impl RandomInputs {
             topk_weights: memory::room("random router weights", tokens.saturating_mul(topk))?,
             topk,
         };
+        // A seed for each piece, so that threads share the work and their number changes nothing.
+        random.hidden.par_chunks_mut(PIECE_ELEMS).enumerate().for_each(|(piece, elements)| {
+            let mut rng = StdRng::seed_from_u64(seed.wrapping_add((piece as u64 + 1) << 32));
+            elements.fill_with(|| bf16::from_f32(normal(&mut rng)));
+        });
         let mut rng = StdRng::seed_from_u64(seed);
-        random.hidden.fill_with(|| bf16::from_f32(normal(&mut rng)));
         for _ in 0..tokens {
             random.topk_ids.extend(rand::seq::index::sample(&mut rng, experts, topk).iter().map(|id| id as i32));
             let raw: Vec<f32> = (0..topk).map(|_| rng.random_range(0.1..1.0)).collect();

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use nvfp4_moe::device_limits::DeviceLimits;
-use nvfp4_moe::driver::{DeviceBuffer, DriverError};
+use nvfp4_moe::driver::{DeviceBuffer, DriverError, Stream};
 use nvfp4_moe::harness::{DeviceChoice, HarnessError, Runner, Target};
 use nvfp4_moe::io::{Inputs, OutputRows, ScaleMode};
 use nvfp4_moe::plan::{Plan, PlanError};
@@ -75,6 +75,28 @@ pub(super) fn memory_cannot_be_had(lab: &Lab<'_>) -> Result<()> {
     // And the device still works.
     let layer = Layer::new(SIZES, SWIGLU, ScaleMode::PerToken);
     lab.check(&layer, &Batch::new(&layer.spec.shape, 9, 43), "after refusals")
+}
+
+/// What the copy ceiling is measured with.
+pub(super) fn a_copy_inside_a_buffer(lab: &Lab<'_>) -> Result<()> {
+    let device = lab.runner.engine().context("a GPU")?.device();
+    let (buffer, stream) = (DeviceBuffer::alloc(device, 12)?, Stream::new(device)?);
+    buffer.write(0, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])?;
+    for (from, to, len) in [(0, 3, 4), (6, 2, 5), (9, 0, 4)] {
+        let error = buffer.copy_within(from, to, len, stream.handle()).err().context("a wrong copy")?;
+        match from + len > 12 {
+            true => says(&error, &["a copy of 4 bytes at offset 9", "12 bytes"])?,
+            false => says(&error, &[&format!("from offset {from} to offset {to}"), "overlaps itself"])?,
+        }
+    }
+    buffer.copy_within(1, 8, 3, stream.handle())?;
+    buffer.copy_within(11, 0, 1, stream.handle())?;
+    buffer.copy_within(5, 5, 0, stream.handle())?;
+    stream.synchronize()?;
+    let mut found = [0; 12];
+    buffer.read(0, &mut found)?;
+    ensure!(found == [12, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4, 12], "{found:?}");
+    Ok(())
 }
 
 pub(super) fn architecture_without_kernels(_: &Lab<'_>) -> Result<()> {

@@ -158,6 +158,7 @@ const CASES: &[Case] = &[
     Case { name: "devices/no_such_gpu", needs: Needs::Driver, check: devices::no_such_gpu },
     gpu("devices/driver_too_old", devices::driver_too_old),
     whole_gpu("devices/memory_cannot_be_had", devices::memory_cannot_be_had),
+    gpu("devices/a_copy_inside_a_buffer", devices::a_copy_inside_a_buffer),
     any("devices/architecture_without_kernels", devices::architecture_without_kernels),
     any("devices/not_enough_memory", devices::not_enough_memory),
     any("devices/not_enough_shared_memory", devices::not_enough_shared_memory),

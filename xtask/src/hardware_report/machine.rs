@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
+use nvfp4_moe::measurement::Checkout;
 use serde::Serialize;
 
 use crate::process;
@@ -16,24 +17,15 @@ use crate::ptx::manifest::Manifest;
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Project {
     pub(super) version: &'static str,
-    /// Null outside a git checkout.
-    pub(super) commit: Option<String>,
-    /// Whether files differ from that commit.
-    pub(super) changed: bool,
+    #[serde(flatten)]
+    pub(super) checkout: Checkout,
     /// The committed PTX.
     pub(super) ptx: Manifest,
 }
 
 impl Project {
     pub(super) fn of(root: &Path) -> Result<Self> {
-        let git = |arguments: &[&str]| process::output_of(Command::new("git").current_dir(root).args(arguments)).ok();
-        Ok(Self {
-            version: env!("CARGO_PKG_VERSION"),
-            commit: git(&["rev-parse", "HEAD"]).map(|text| text.trim().to_owned()),
-            changed: git(&["status", "--porcelain", "--untracked-files=no"])
-                .is_some_and(|text| !text.trim().is_empty()),
-            ptx: Manifest::read(root)?,
-        })
+        Ok(Self { version: env!("CARGO_PKG_VERSION"), checkout: Checkout::of(root), ptx: Manifest::read(root)? })
     }
 }
 
@@ -105,6 +97,6 @@ mod tests {
         let root = process::workspace_root();
         let project = Project::of(&root).unwrap();
         assert_eq!(project.ptx, Manifest::read(&root).unwrap());
-        assert!(project.commit.is_none_or(|commit| commit.len() >= 40));
+        assert!(project.checkout.commit.is_none_or(|commit| commit.len() >= 40));
     }
 }

@@ -10,9 +10,9 @@ use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::kernels::activation::{KIND_SWIGLU, activate};
+use crate::kernels::activation::{KIND_SWIGLU, activate, activate_by};
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
-use crate::ptx::float::Gpu;
+use crate::ptx::float::{Gpu, divide_moderate};
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
 
@@ -48,6 +48,11 @@ fn reduce(mut value: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
     value
 }
 
+#[inline(always)]
+fn larger(a: u32, b: u32) -> u32 {
+    if a > b { a } else { b }
+}
+
 /// One slot's row of the output; `TILES`: what is quantized goes into the tiles of its expert's [`SlotGroups`].
 struct OutputRow<'a, const TILES: bool> {
     params: &'a GroupedGemmParams,
@@ -80,18 +85,24 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
                 return;
             }
             let values = [low, high];
-            let larger = |a: u32, b: u32| if a > b { a } else { b };
             let amax = reduce(block_fma::largest_magnitude(&values, Gpu).to_bits(), larger);
-            let amax = f32::from_bits(amax);
-            // What is derived of it must not be kept in registers, of which there are none left.
-            #[cfg(nvfp4_arch = "sm120")]
-            let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
-            #[cfg(nvfp4_arch = "sm80")]
-            let h_scale = self.h_scale;
-            let scale = block_fma::block_scale(amax, h_scale, Gpu);
-            let quantized = block_fma::round(&values, amax, scale, h_scale, Gpu);
-            self.store_block(first, exists, &quantized);
+            self.store_quantized(first, &values, f32::from_bits(amax));
         }
+    }
+
+    /// Stores the same columns quantized; `amax` is the largest magnitude of all 16.
+    #[inline(always)]
+    unsafe fn store_quantized(&self, first: usize, values: &[f32; 2], amax: f32) {
+        let exists = self.exists && first < self.params.columns as usize;
+        // What is derived of it must not be kept in registers, of which there are none left.
+        #[cfg(nvfp4_arch = "sm120")]
+        let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
+        #[cfg(nvfp4_arch = "sm80")]
+        let h_scale = self.h_scale;
+        let scale = block_fma::block_scale(amax, h_scale, Gpu);
+        let quantized = block_fma::round(values, amax, scale, h_scale, Gpu);
+        // SAFETY: the slot exists and so do all 16 columns.
+        unsafe { self.store_block(first, exists, &quantized) };
     }
 
     /// Stores a block of 16 columns: this lane's elements of columns `first + g` and `first + 8 + g`.
@@ -154,12 +165,13 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
     }
 }
 
-/// Writes a warp's results. `TILES`: what is quantized goes into tiles, not into rows.
+/// Writes a warp's results. `TILES`: what is quantized goes into tiles, not into rows; `TURN`: fragments of
+/// 8 slots at a time, for the usual layers.
 ///
 /// # Safety
 /// The params' pointers are as documented there; all lanes take part.
 #[inline(always)]
-pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: bool>(
+pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TURN: usize, const TILES: bool>(
     params: &GroupedGemmParams,
     tile: &Tile,
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
@@ -167,30 +179,28 @@ pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TILES: boo
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        if TILES && params.row_scales == 0 {
-            // The usual layers once more, for the compiler to leave out what they do not need.
-            let mut usual = *params;
-            usual.row_scales = 0;
-            if params.epilogue == Epilogue::Down as u32 {
-                usual.epilogue = Epilogue::Down as u32;
-                usual.quantized = 0;
-                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
-            }
-            let swiglu = params.epilogue == Epilogue::Gated as u32 && params.activation.kind == KIND_SWIGLU;
-            if swiglu && params.quantized != 0 {
-                usual.epilogue = Epilogue::Gated as u32;
-                usual.quantized = 1;
-                usual.activation.kind = KIND_SWIGLU;
-                return write_fragments::<SLOT_FRAGMENTS, 2, TILES>(&usual, tile, accumulators, warp);
-            }
+        if !TILES {
+            return write_fragments::<SLOT_FRAGMENTS, 1>(params, tile, accumulators, warp);
         }
-        write_fragments::<SLOT_FRAGMENTS, 1, TILES>(params, tile, accumulators, warp);
+        // For the compiler to leave out what is not needed.
+        let mut values = *params;
+        if params.quantized != 0 {
+            values.activation.kind = KIND_SWIGLU;
+            return write_swiglu::<SLOT_FRAGMENTS, TURN>(&values, tile, accumulators, warp);
+        }
+        values.quantized = 0;
+        if params.epilogue == Epilogue::Down as u32 {
+            values.epilogue = Epilogue::Down as u32;
+            write_fragments::<SLOT_FRAGMENTS, TURN>(&values, tile, accumulators, warp);
+        } else {
+            write_fragments::<SLOT_FRAGMENTS, 1>(&values, tile, accumulators, warp);
+        }
     }
 }
 
 /// [`write_results`] of `TURN` fragments of 8 slots at a time.
 #[inline(always)]
-unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const TILES: bool>(
+unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
@@ -200,7 +210,7 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const 
     let row = tile.row + warp.row;
     let end = warp.slot + SLOT_FRAGMENTS as u32 * 8;
     let end = if end < tile.slots { end } else { tile.slots };
-    const { assert!(!TILES || SLOT_FRAGMENTS.is_multiple_of(TURN)) };
+    const { assert!(SLOT_FRAGMENTS.is_multiple_of(TURN)) };
     let mut accumulators = *accumulators;
     // SAFETY: only slots of the tile and columns of the matrix are touched.
     unsafe {
@@ -224,7 +234,7 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const 
                     } else {
                         0.0
                     };
-                    let output = OutputRow::<TILES> {
+                    let output = OutputRow::<false> {
                         params,
                         tile,
                         slot,
@@ -260,19 +270,111 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize, const 
                 }
                 turn += 1;
             }
-            // The next fragments' turn. The compiler must neither unroll nor peel this loop (so it is a rotation, and the
-            // count is opaque): a small body stays in the instruction cache.
-            let mut m = 0;
-            while m < ROW_FRAGMENTS {
-                let first = accumulators[m];
-                let mut n = 0;
-                while n < SLOT_FRAGMENTS {
-                    accumulators[m][n] = first[(n + TURN) % SLOT_FRAGMENTS];
-                    n += 1;
-                }
-                m += 1;
-            }
+            turn_fragments::<SLOT_FRAGMENTS, TURN>(&mut accumulators);
             fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
         }
+    }
+}
+
+/// The next fragments' turn. The compiler must neither unroll nor peel the loop around this (so it is a rotation, and the
+/// count is opaque): a small body stays in the instruction cache.
+#[inline(always)]
+fn turn_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(accumulators: &mut Accumulators<SLOT_FRAGMENTS>) {
+    let mut m = 0;
+    while m < ROW_FRAGMENTS {
+        let first = accumulators[m];
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            accumulators[m][n] = first[(n + TURN) % SLOT_FRAGMENTS];
+            n += 1;
+        }
+        m += 1;
+    }
+}
+
+/// [`write_results`] of SwiGLU that is quantized into tiles under a scale that is known, `TURN` fragments of 8 slots at a
+/// time: as few branches as possible, so that instructions of different elements stand between dependent ones.
+#[inline(always)]
+unsafe fn write_swiglu<const SLOT_FRAGMENTS: usize, const TURN: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    accumulators: &Accumulators<SLOT_FRAGMENTS>,
+    warp: &Warp,
+) {
+    let (g, q) = (warp.lane / 4, warp.lane % 4);
+    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, (tile.row + warp.row) as usize);
+    let mut accumulators = *accumulators;
+    // SAFETY: only slots of the tile and columns of the matrix are touched.
+    unsafe {
+        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let (gate, up) = (scales.l1_input * scales.gate, scales.l1_input * scales.up);
+        let mut fragment_slot = 0;
+        while fragment_slot < tile.slots {
+            let mut h = [[[0.0; ROW_FRAGMENTS]; 2]; TURN];
+            let (mut least, mut largest) = (u32::MAX, 0);
+            each::<TURN>(|turn, j, m| {
+                let [gate, up] =
+                    [accumulators[m][turn][j] * UNSCALE * gate, accumulators[m][turn][j + 2] * UNSCALE * up];
+                h[turn][j][m] = activate_by(&params.activation, gate, up, |x, y| {
+                    let magnitude = x.to_bits() & 0x7FFF_FFFF;
+                    least = if magnitude < least { magnitude } else { least };
+                    // y is 1 at least.
+                    largest = larger(larger(magnitude, y.to_bits()), largest);
+                    divide_moderate(x, y)
+                });
+            });
+            if least < *block_fma::MODERATE.start() || largest > *block_fma::MODERATE.end() {
+                each::<TURN>(|turn, j, m| {
+                    let [gate, up] =
+                        [accumulators[m][turn][j] * UNSCALE * gate, accumulators[m][turn][j + 2] * UNSCALE * up];
+                    h[turn][j][m] = activate(&params.activation, gate, up);
+                });
+            }
+            let mut amax = h.map(|h| h.map(|h| block_fma::largest_magnitude(&h, Gpu).to_bits()));
+            let mut mask = 4;
+            while mask < 32 {
+                amax = amax.map(|amax| amax.map(|amax| larger(amax, shuffle_xor(amax, mask))));
+                mask *= 2;
+            }
+            let mut turn = 0;
+            while turn < TURN {
+                let mut j = 0;
+                while j < 2 {
+                    let inner = fragment_slot + 8 * turn as u32 + 2 * q + j as u32;
+                    let output = OutputRow::<true> {
+                        params,
+                        tile,
+                        slot: (tile.slot + inner) as usize,
+                        inner: inner as usize,
+                        exists: inner < tile.slots,
+                        h_scale: scales.l2_input,
+                        lane: g,
+                    };
+                    output.store_quantized(column, &h[turn][j], f32::from_bits(amax[turn][j]));
+                    j += 1;
+                }
+                turn += 1;
+            }
+            turn_fragments::<SLOT_FRAGMENTS, TURN>(&mut accumulators);
+            fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
+        }
+    }
+}
+
+/// Calls `f` with every fragment of a turn, slot of a lane's two, and row fragment.
+#[inline(always)]
+fn each<const TURN: usize>(mut f: impl FnMut(usize, usize, usize)) {
+    let mut turn = 0;
+    while turn < TURN {
+        let mut j = 0;
+        while j < 2 {
+            let mut m = 0;
+            while m < ROW_FRAGMENTS {
+                f(turn, j, m);
+                m += 1;
+            }
+            j += 1;
+        }
+        turn += 1;
     }
 }

@@ -27,6 +27,6 @@ pub struct Variant {
     /// Whether it can quantize its results where the scale is known beforehand.
     pub quantizes: bool,
     /// Whether it reads (and so writes) quantized activations in tiles, a row a slot, instead of in rows: see
-    /// [`crate::format::slot_groups`].
+    /// [`crate::format::slot_groups`]. It then quantizes results of SwiGLU only.
     pub tiles: bool,
 }

@@ -24,7 +24,7 @@ const ROW_FRAGMENTS: usize = 2;
 /// Weight rows of a tile.
 pub const ROWS: usize = CONSUMERS * GROUP_WARPS * ROW_FRAGMENTS * FRAGMENT_ROWS;
 /// Slots of a tile.
-pub const SLOTS: usize = 128;
+pub const SLOTS: usize = 144;
 /// Stages of the ring: 64 of K each.
 pub const STAGES: usize = 8;
 /// Threads of a block: those that multiply, and a warpgroup of which one warp copies.

@@ -37,6 +37,14 @@ impl Queues for Cuda {
         Ok(())
     }
 
+    fn copy(&self, from: u64, to: u64, bytes: usize, stream: Handle) -> Result<(), DriverError> {
+        let _current = self.enter()?;
+        // SAFETY: both ranges are inside live allocations and do not overlap, freeing waits for the copy, and the stream
+        // is alive.
+        unsafe { api::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.pointer()) }?;
+        Ok(())
+    }
+
     fn new_event(&self) -> Result<Handle, DriverError> {
         let _current = self.enter()?;
         let mut raw: CUevent = ptr::null_mut();

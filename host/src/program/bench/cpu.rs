@@ -9,14 +9,16 @@ use nvfp4_moe::spec::LayerSpec;
 use nvfp4_moe::weights::ExpertSource;
 use rayon::prelude::*;
 
-use super::{Bench, Timing, median};
+use super::{Bench, Timing};
 use crate::program::progress;
 
 /// Last-level caches are at most about this large; nobody says how large they are.
 pub(super) const CACHE_BYTES: u64 = 64 << 20;
 
-/// Words of the buffer that the read ceiling is measured on: 1 GiB.
+/// Words of the buffer that the ceilings are measured on: 1 GiB.
 const CEILING_WORDS: usize = 1 << 27;
+/// Words that a thread takes at a time.
+const CHUNK_WORDS: usize = 1 << 16;
 const CEILING_RUNS: usize = 7;
 
 /// Long enough for one number of tokens, once there are [`LEAST_SAMPLES`].
@@ -34,20 +36,34 @@ impl CpuBench {
     }
 }
 
-impl Bench for CpuBench {
-    fn read_ceiling(&self) -> anyhow::Result<f64> {
-        let words = vec![1u64; CEILING_WORDS];
-        // The fastest run: other processes only ever make it slower.
-        let times = (0..CEILING_RUNS).map(|_| {
-            let start = Instant::now();
-            let sum: u64 = words.par_chunks(1 << 16).map(|chunk| chunk.iter().sum::<u64>()).sum();
-            black_box(sum);
-            start.elapsed().as_secs_f64()
-        });
-        let seconds = times.fold(f64::INFINITY, f64::min);
-        Ok((CEILING_WORDS * size_of::<u64>()) as f64 / seconds / 1e9)
-    }
+/// GB/s of reading and of copying memory.
+pub(super) fn memory_rates() -> (f64, f64) {
+    let mut words = vec![1u64; CEILING_WORDS];
+    let bytes = size_of_val(words.as_slice()) as f64;
+    let read = rate(bytes, || {
+        let sum: u64 = words.par_chunks(CHUNK_WORDS).map(|chunk| chunk.iter().sum::<u64>()).sum();
+        black_box(sum);
+    });
+    let (from, to) = words.split_at_mut(CEILING_WORDS / 2);
+    let copy = rate(bytes, || {
+        to.par_chunks_mut(CHUNK_WORDS)
+            .zip(from.par_chunks(CHUNK_WORDS))
+            .for_each(|(to, from)| to.copy_from_slice(from));
+    });
+    (read, copy)
+}
 
+/// GB/s of the fastest run: other processes only ever make it slower.
+fn rate(bytes: f64, mut run: impl FnMut()) -> f64 {
+    let times = (0..CEILING_RUNS).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    });
+    bytes / times.fold(f64::INFINITY, f64::min) / 1e9
+}
+
+impl Bench for CpuBench {
     fn time(&mut self, batches: &[Inputs<'_>], iterations: usize) -> anyhow::Result<Timing> {
         // Also touches the workspace's pages for the first time.
         self.layer.forward_bf16(&batches[0])?;
@@ -60,7 +76,7 @@ impl Bench for CpuBench {
                 break;
             }
         }
-        Ok(Timing { samples: times.len(), layer_ms: median(times), stages: Vec::new(), copies: 1 })
+        Ok(Timing { layer_ms: times, stages: Vec::new(), variant: None, copies: 1 })
     }
 
     fn forward(&mut self, inputs: &Inputs<'_>) -> anyhow::Result<Vec<f32>> {

@@ -11,10 +11,11 @@ use nvfp4_moe::io::{HiddenRows, Inputs};
 use nvfp4_moe::plan::Plan;
 use nvfp4_moe::schedule::{CallAddresses, Stage};
 use nvfp4_moe::spec::LayerSpec;
+use nvfp4_moe::traffic::moved_bytes;
 use nvfp4_moe::weights::ExpertSource;
 use nvfp4_moe_device::params::Element;
 
-use super::{Bench, Timing, median};
+use super::{Bench, StageMs, Timing, median};
 use crate::program::progress;
 
 /// Copies of the weights; more batches than this share them, with other experts.
@@ -131,7 +132,7 @@ impl GpuBench {
     }
 
     /// Milliseconds of each stage: as many samples as forwards.
-    fn time_stages(&self, batches: &[Batch], forwards: usize) -> anyhow::Result<Vec<(&'static str, f64)>> {
+    fn time_stages(&self, batches: &[Batch], forwards: usize) -> anyhow::Result<Vec<StageMs>> {
         let device = self.engine.device().clone();
         let events = (0..=Stage::ALL.len()).map(|_| Event::new(&device)).collect::<Result<Vec<_>, _>>()?;
         let mut samples = vec![Vec::with_capacity(forwards); Stage::ALL.len()];
@@ -153,22 +154,35 @@ impl GpuBench {
                 times.push(f64::from(pair[0].elapsed_ms(&pair[1])?));
             }
         }
-        Ok(Stage::ALL.into_iter().map(Stage::label).zip(samples.into_iter().map(median)).collect())
+        let tokens = batches.first().map_or(0, |batch| batch.tokens);
+        let times = Stage::ALL.into_iter().zip(samples);
+        Ok(times
+            .map(|(stage, samples)| StageMs {
+                label: stage.label(),
+                ms: median(&samples),
+                moved_bytes: moved_bytes(&self.plan, stage, tokens),
+            })
+            .collect())
     }
 }
 
-impl Bench for GpuBench {
-    fn read_ceiling(&self) -> anyhow::Result<f64> {
-        Ok(self.probe.bandwidth()?)
-    }
+/// GB/s of reading and of copying memory.
+pub(super) fn memory_rates(engine: &Engine) -> anyhow::Result<(f64, f64)> {
+    let probe = ReadProbe::new(engine)?;
+    Ok((probe.bandwidth()?, probe.copy_bandwidth()?))
+}
 
+impl Bench for GpuBench {
     fn time(&mut self, batches: &[Inputs<'_>], iterations: usize) -> anyhow::Result<Timing> {
         let uploaded =
             batches.iter().map(|inputs| Batch::upload(&self.engine, inputs)).collect::<anyhow::Result<Vec<_>>>()?;
         let times = self.time_layer(&uploaded, iterations)?;
         let stages = self.time_stages(&uploaded, iterations.max(uploaded.len()))?;
         let copies = self.layers.len().min(batches.len());
-        Ok(Timing { samples: times.len(), layer_ms: median(times), stages, copies })
+        let tokens = uploaded.first().map_or(0, |batch| batch.tokens);
+        let variant = &self.plan.kernels().variants()[self.plan.tile(tokens)];
+        let variant = Some(format!("{}, {} x {}", variant.kernel, variant.rows, variant.slots));
+        Ok(Timing { layer_ms: times, stages, variant, copies })
     }
 
     fn forward(&mut self, inputs: &Inputs<'_>) -> anyhow::Result<Vec<f32>> {

@@ -1,115 +1,93 @@
-//! What `bench` prints.
+//! What `bench` prints for people.
 
-use nvfp4_moe::harness::Runner;
-use nvfp4_moe::spec::LayerSpec;
-use serde_json::{Map, Value, json};
+use nvfp4_moe::measurement::{Measurement, Row, ShapeTimes};
 
-use super::{BenchArgs, Measured};
-use crate::program::choices::scales_label;
-
-/// The lines above the rows.
-pub(super) fn head(args: &BenchArgs, spec: &LayerSpec, runner: &Runner, ceiling: f64) -> String {
-    let shape = &spec.shape;
+/// The lines above everything.
+pub(super) fn head(measured: &Measurement) -> String {
+    let Measurement { machine, ceilings, scales, .. } = measured;
+    let matmul = match ceilings.matmul_tflop_per_s {
+        Some(rate) => format!("{rate:.0} TFLOP/s, given"),
+        None => "not given (--matmul-tflops): floors are those of reading only".to_owned(),
+    };
     format!(
-        "shape         {}: hidden {}, intermediate {}, {} experts here, top-k {}, {}, {} activation scales\n\
-         device        {}: {} ({})\n\
-         read ceiling  {ceiling:.0} GB/s, measured now\n\n\
-         {:>8} {:>12} {:>9} {:>9} {:>9} {:>10}  stages [us]\n",
-        args.shape.name,
-        shape.hidden,
-        shape.intermediate,
-        shape.experts,
-        shape.topk,
-        spec.activation,
-        scales_label(spec.scales),
-        runner.target(),
-        runner.device_name(),
-        runner.reason(),
+        "device        {}: {} ({})\n\
+         read ceiling  {:.0} GB/s, measured now\n\
+         copy ceiling  {:.0} GB/s (read + written), measured now\n\
+         dense matmul  {matmul}\n\
+         scales        {scales}\n",
+        machine.device, machine.name, machine.reason, ceilings.read_gb_per_s, ceilings.copy_gb_per_s,
+    )
+}
+
+/// The lines above a shape's rows.
+pub(super) fn shape_head(times: &ShapeTimes) -> String {
+    let ShapeTimes { shape, hidden, intermediate, experts, topk, activation, .. } = times;
+    format!(
+        "\nshape         {shape}: hidden {hidden}, intermediate {intermediate}, {experts} experts here, top-k {topk}, \
+         {activation}\n\n\
+         {:>8} {:>11} {:>21} {:>10} {:>9} {:>8} {:>8} {:>9} {:>8} {:>9}  stages [us] (of copy ceiling); variant\n",
         "tokens",
         "layer [us]",
+        "fastest..slowest",
+        "floor [us]",
+        "of floor",
         "GB/s",
-        "ceiling",
+        "of read",
         "TFLOP/s",
+        "of dense",
         "check",
     )
 }
 
-/// One number of tokens.
-pub(super) fn row(row: &Measured, ceiling: f64) -> String {
-    let stages: Vec<_> = row.timing.stages.iter().map(|(label, ms)| format!("{label} {:.1}", ms * 1e3)).collect();
-    let check = match row.check {
-        Ok(rel_l2) if row.passed() => format!("{rel_l2:.1e}"),
-        Ok(rel_l2) => format!("!{rel_l2:.1e}"),
-        Err(_) => "-".to_owned(),
-    };
-    format!(
-        "{:>8} {:>12.1} {:>9.1} {:>8.1}% {:>9.3} {:>10}  {}\n",
-        row.tokens,
-        row.timing.layer_ms * 1e3,
-        row.gb_per_s(),
-        row.gb_per_s() / ceiling * 100.0,
-        row.tflop_per_s(),
-        check,
-        if stages.is_empty() { "-".to_owned() } else { stages.join(", ") },
-    )
-}
-
-/// The lines below the rows.
-pub(super) fn foot(rows: &[Measured]) -> String {
-    let mut foot = "\nGB/s counts codes and block scales of the experts that got a token; check is the relative L2 distance of up to \
-                    4 rows from the CPU engine (at most 1e-3).\n"
-        .to_owned();
-    for row in rows {
-        let (tokens, batches, samples, copies) = (row.tokens, row.batches, row.timing.samples, row.timing.copies);
-        foot += &format!(
-            "{tokens} tokens: median of {samples} samples, {batches} batches in turn over {copies} copies of the weights"
-        );
-        match row.check {
-            Ok(_) if row.passed() => {}
-            Ok(rel_l2) => foot += &format!("; WRONG: {rel_l2:.1e} from the CPU engine"),
-            Err(why) => foot += &format!("; not checked: {why}"),
-        }
-        foot.push('\n');
-    }
-    foot
-}
-
-/// One object.
-pub(super) fn json(args: &BenchArgs, spec: &LayerSpec, runner: &Runner, ceiling: f64, rows: &[Measured]) -> Value {
-    let shape = &spec.shape;
-    let rows: Vec<_> = rows
+/// One number of tokens; `unchecked` says why it was not checked.
+pub(super) fn row(row: &Row, unchecked: Option<&str>) -> String {
+    let stages: Vec<_> = row
+        .stages
         .iter()
-        .map(|row| {
-            let stages: Map<_, _> =
-                row.timing.stages.iter().map(|&(label, ms)| (label.to_owned(), json!(ms))).collect();
-            json!({
-                "tokens": row.tokens,
-                "layer_ms": row.timing.layer_ms,
-                "stage_ms": stages,
-                "touched_bytes": row.touched_bytes,
-                "gb_per_s": row.gb_per_s(),
-                "of_ceiling": row.gb_per_s() / ceiling,
-                "tflop_per_s": row.tflop_per_s(),
-                "samples": row.timing.samples,
-                "batches": row.batches,
-                "copies": row.timing.copies,
-                "check_rel_l2": row.check.ok(),
-                "check_passed": row.check.is_ok().then(|| row.passed()),
-            })
+        .map(|stage| {
+            let of_copy = stage.of_copy.map_or_else(String::new, |part| format!(" ({:.0}%)", part * 100.0));
+            format!("{} {:.1}{of_copy}", stage.stage, stage.us)
         })
         .collect();
-    json!({
-        "shape": args.shape.name,
-        "hidden": shape.hidden,
-        "intermediate": shape.intermediate,
-        "experts": shape.experts,
-        "topk": shape.topk,
-        "activation": spec.activation.to_string(),
-        "scales": scales_label(spec.scales),
-        "device": runner.target().to_string(),
-        "device_name": runner.device_name(),
-        "device_reason": runner.reason(),
-        "read_ceiling_gb_per_s": ceiling,
-        "rows": rows,
-    })
+    let check = match (row.check_rel_l2, row.check_passed) {
+        (Some(rel_l2), Some(true)) => format!("{rel_l2:.1e}"),
+        (Some(rel_l2), _) => format!("!{rel_l2:.1e}"),
+        (None, _) => "-".to_owned(),
+    };
+    let [fastest, slowest] = row.layer_us_range;
+    let mut line = format!(
+        "{:>8} {:>11.1} {:>21} {:>10.1} {:>8.1}% {:>8.1} {:>7.1}% {:>9.3} {:>8} {check:>9}  {}",
+        row.tokens,
+        row.layer_us,
+        format!("{fastest:.1}..{slowest:.1}"),
+        row.floors.us(),
+        row.of_floor() * 100.0,
+        row.gb_per_s(),
+        row.of_read() * 100.0,
+        row.tflop_per_s(),
+        row.of_matmul().map_or_else(|| "-".to_owned(), |part| format!("{:.1}%", part * 100.0)),
+        if stages.is_empty() { "-".to_owned() } else { stages.join(", ") },
+    );
+    if let Some(variant) = &row.variant {
+        line += &format!("; {variant}");
+    }
+    line += &format!(
+        "\n{:>8} median of {} samples, {} batches in turn over {} copies of the weights",
+        "", row.samples, row.batches, row.copies
+    );
+    match (row.check_passed, unchecked) {
+        (Some(false), _) => {
+            line += &format!("; WRONG: {:.1e} from the CPU engine", row.check_rel_l2.unwrap_or(f64::NAN));
+        }
+        (_, Some(why)) => line += &format!("; not checked: {why}"),
+        _ => {}
+    }
+    line + "\n"
 }
+
+/// The lines below everything.
+pub(super) const FOOT: &str = "\n\
+    GB/s counts codes and block scales of the experts that got a token. The floor is the larger time of reading them at \
+    the read ceiling and of the FLOPs at the dense rate. Quantize and combine are compared with the copy ceiling by the \
+    bytes that they must read and write. check is the relative L2 distance of up to 4 rows from the CPU engine (at most \
+    1e-3).\n";

@@ -14,6 +14,19 @@ pub(super) struct BenchShape {
     pub(super) limit: Option<f32>,
 }
 
+/// One value of `--shape`: a layer, or all named ones.
+#[derive(Clone, Debug)]
+pub(super) struct BenchShapes(pub(super) Vec<BenchShape>);
+
+impl FromStr for BenchShapes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let names: Vec<&str> = if text == "all" { MODELS.iter().map(|model| model.name).collect() } else { vec![text] };
+        names.into_iter().map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
 impl FromStr for BenchShape {
     type Err = String;
 
@@ -26,7 +39,7 @@ impl FromStr for BenchShape {
         else {
             let names = MODELS.map(|model| model.name).join(", ");
             return Err(format!(
-                "it must be one of {names}, or HIDDENxINTERMEDIATExEXPERTSxTOPK such as 2048x768x128x8"
+                "it must be all, one of {names}, or HIDDENxINTERMEDIATExEXPERTSxTOPK such as 2048x768x128x8"
             ));
         };
         let shape = MoeShape::new(hidden, intermediate, experts, topk).map_err(|error| error.to_string())?;
@@ -49,6 +62,10 @@ mod tests {
         }
         let shape = "320x176x5x2".parse::<BenchShape>().unwrap().shape;
         assert_eq!(shape, MoeShape { hidden: 320, intermediate: 176, experts: 5, topk: 2 });
+        let names: Vec<_> = "all".parse::<BenchShapes>().unwrap().0.into_iter().map(|shape| shape.name).collect();
+        assert_eq!(names, MODELS.map(|model| model.name));
+        assert_eq!("320x176x5x2".parse::<BenchShapes>().unwrap().0[0].shape, shape);
+        assert!("gpt".parse::<BenchShapes>().unwrap_err().contains("must be all"));
         for (text, part) in [("gpt", "one of"), ("1x2x3", "one of"), ("24x16x2x1", "hidden"), ("16x16x2x3", "topk")] {
             let error = text.parse::<BenchShape>().unwrap_err();
             assert!(error.contains(part), "{error}");

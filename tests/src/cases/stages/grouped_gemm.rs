@@ -104,7 +104,10 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings.
     let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, 352, long, slots, false));
     let busy = busy.into_iter().filter(|_| VARIANT == 0);
-    let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|_| variant.quantizes));
+    let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|request| {
+        let swiglu = matches!(request.activation, Activation::SwiGlu { .. });
+        variant.quantizes && (!variant.tiles || swiglu)
+    }));
     for (index, request) in requests.enumerate() {
         run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
     }

@@ -263,7 +263,7 @@ unsafe fn consume<const SLOT_FRAGMENTS: usize>(
             k_tile += STAGE_TILES as u32;
         }
         if works {
-            write_results::<_, false>(params, tile, &accumulators, &warp);
+            write_results::<_, 1, false>(params, tile, &accumulators, &warp);
         }
     }
 }

@@ -246,7 +246,7 @@ unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
         // The next unit's copies may not overtake the last reads.
         sync_warp();
         next();
-        write_results::<_, false>(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
+        write_results::<_, 1, false>(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
     }
 }
 

@@ -153,7 +153,7 @@ fn descriptor(address: u32) -> u64 {
 
 /// Multiplies one tile and writes its results. While `AHEAD` steps are multiplied, the operands of as many are dequantized.
 #[inline(always)]
-unsafe fn consume<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
+unsafe fn consume<const SLOT_FRAGMENTS: usize, const AHEAD: usize, const TURN: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
     mut cursor: Cursor,
@@ -200,7 +200,8 @@ where
                 }
                 wgmma::commit_group();
                 step += AHEAD;
-                if step == STEPS / 2 {
+                // Early, unless that takes registers which accumulators need.
+                if step == if SLOT_FRAGMENTS > 16 { STEPS } else { STEPS / 2 } {
                     mbarrier::wait(ahead.full(), ahead.parity);
                     following = Weights::load(ahead.weights(), &places, warp.lane);
                 }
@@ -223,7 +224,7 @@ where
             accumulators[m].settle();
             m += 1;
         }
-        write_results::<_, true>(params, tile, &accumulators, warp);
+        write_results::<_, TURN, true>(params, tile, &accumulators, warp);
         cursor
     }
 }
@@ -252,12 +253,13 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
         }
         sync_threads();
         let block_rows = params.row_tiles.div_ceil(ROW_TILES as u32);
-        let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
+        // Read again for each tile, rather than kept: accumulators take all registers.
+        let tiles = || *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         if warp >= CONSUMER_WARPS {
             leave_registers::<PRODUCER_REGISTERS>();
             if warp == CONSUMER_WARPS && lane == 0 {
-                while index < tiles {
+                while index < tiles() {
                     let tile = Tile::find::<ROWS, SLOTS, true>(&params, index, block_rows);
                     cursor = produce(&params, &tile, cursor);
                     index += grid_dim_x();
@@ -266,17 +268,18 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
         } else {
             take_registers::<CONSUMER_REGISTERS>();
             let warp = Warp { lane, row: warp * (ROW_FRAGMENTS * FRAGMENT_ROWS) as u32, slot: 0 };
-            while index < tiles {
+            while index < tiles() {
                 let tile = Tile::find::<ROWS, SLOTS, true>(&params, index, block_rows);
                 cursor = match slot_fragments(tile.slots) {
-                    2 => consume::<2, 2>(&params, &tile, cursor, &warp),
-                    4 => consume::<4, 2>(&params, &tile, cursor, &warp),
-                    6 => consume::<6, 2>(&params, &tile, cursor, &warp),
-                    8 => consume::<8, 2>(&params, &tile, cursor, &warp),
-                    10 => consume::<10, 1>(&params, &tile, cursor, &warp),
-                    12 => consume::<12, 1>(&params, &tile, cursor, &warp),
-                    14 => consume::<14, 1>(&params, &tile, cursor, &warp),
-                    _ => consume::<16, 1>(&params, &tile, cursor, &warp),
+                    2 => consume::<2, 2, 2>(&params, &tile, cursor, &warp),
+                    4 => consume::<4, 2, 2>(&params, &tile, cursor, &warp),
+                    6 => consume::<6, 2, 2>(&params, &tile, cursor, &warp),
+                    8 => consume::<8, 2, 2>(&params, &tile, cursor, &warp),
+                    10 => consume::<10, 2, 2>(&params, &tile, cursor, &warp),
+                    12 => consume::<12, 2, 2>(&params, &tile, cursor, &warp),
+                    14 => consume::<14, 2, 2>(&params, &tile, cursor, &warp),
+                    16 => consume::<16, 2, 1>(&params, &tile, cursor, &warp),
+                    _ => consume::<18, 1, 1>(&params, &tile, cursor, &warp),
                 };
                 index += grid_dim_x();
             }
