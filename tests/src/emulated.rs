@@ -34,10 +34,6 @@ pub const ARCHITECTURES: [Architecture; 3] = [
     Architecture { name: "emulator:sm_120a", compute_capability: (12, 0), shared_bytes_per_block: 99 * 1024 },
 ];
 
-/// A Hopper GPU, which today runs the kernels of sm_80. Not one of [`ARCHITECTURES`] until it has kernels of its own.
-pub const SM_90A: Architecture =
-    Architecture { name: "emulator:sm_90a", compute_capability: (9, 0), shared_bytes_per_block: 227 * 1024 };
-
 /// Instructions of a warp after which a kernel hangs: far above what any check needs, and some seconds.
 const MAX_INSTRUCTIONS: u64 = 1 << 26;
 
@@ -45,7 +41,7 @@ impl Architecture {
     /// The architecture of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        ARCHITECTURES.into_iter().chain([SM_90A]).find(|architecture| architecture.name == name)
+        ARCHITECTURES.into_iter().find(|architecture| architecture.name == name)
     }
 
     /// The kernels that run on it.

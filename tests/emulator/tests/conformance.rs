@@ -6,7 +6,11 @@ use nvfp4_moe_emulator::conformance::Check;
 use nvfp4_moe_emulator::{Config, Emulator, EmulatorError, Module};
 
 /// The shipped modules.
-const SHIPPED: [&str; 2] = [include_str!("../../../host/ptx/sm_80.ptx"), include_str!("../../../host/ptx/sm_120f.ptx")];
+const SHIPPED: [&str; 3] = [
+    include_str!("../../../host/ptx/sm_80.ptx"),
+    include_str!("../../../host/ptx/sm_90a.ptx"),
+    include_str!("../../../host/ptx/sm_120f.ptx"),
+];
 
 /// What a check's kernel makes of cases.
 fn outputs(check: &Check, cases: &[&[u64]]) -> Result<Vec<Vec<u64>>, EmulatorError> {
