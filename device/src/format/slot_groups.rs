@@ -19,7 +19,11 @@ const CHUNK: usize = 8;
 /// Groups that this many slots of this many experts take at most.
 #[inline(always)]
 pub const fn most_groups(slots: usize, experts: usize) -> usize {
-    slots / GROUP_SLOTS + experts
+    slots / GROUP_SLOTS + least(experts, slots)
+}
+
+const fn least(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
 }
 
 /// The groups of one expert.
@@ -32,11 +36,11 @@ pub struct SlotGroups {
 }
 
 impl SlotGroups {
-    /// The groups of an expert whose slots are `first_slot .. first_slot + slots`. An expert before it may leave a group
-    /// unused, but none is shared: `a/8 + ceil(n/8) <= (a + n)/8 + 1`.
+    /// The groups of an expert whose slots are `first_slot .. first_slot + slots`. Groups may be left unused, but none is
+    /// shared: `a/8 + ceil(n/8) <= (a + n)/8 + 1`, and with a slot the least of expert and first slot grows by 1 at least.
     #[inline(always)]
     pub const fn new(expert: usize, first_slot: usize, slots: usize) -> Self {
-        Self { first: first_slot / GROUP_SLOTS + expert, count: slots.div_ceil(GROUP_SLOTS) }
+        Self { first: first_slot / GROUP_SLOTS + least(expert, first_slot), count: slots.div_ceil(GROUP_SLOTS) }
     }
 
     /// First element of a tile: of group `group` of this expert, tile `k_tile` of `k_tiles`.

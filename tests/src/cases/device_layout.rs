@@ -99,8 +99,8 @@ fn by_words<T: TileOrder>(first: &RawMatrix<'_>, up: Option<&RawMatrix<'_>>) -> 
     };
     let word = |offset: usize| {
         let (tile, inner) = (offset / T::BYTES, offset % T::BYTES);
-        let row_base = tile / layout.k_tiles() * T::ROWS;
-        let k_base = tile % layout.k_tiles() * T::K;
+        let (row_tile, k_tile) = layout.grid().position(tile);
+        let (row_base, k_base) = (row_tile * T::ROWS, k_tile * T::K);
         if inner >= T::CODE_BYTES {
             return T::stored_scales((0..4).fold(0, |word, byte| {
                 let (row, block) = T::scale_position(inner - T::CODE_BYTES + byte);
