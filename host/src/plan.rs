@@ -217,8 +217,7 @@ impl Plan {
         let slots = tokens * self.spec.shape.topk;
         let bytes = activation_bytes(self.kernels, variant, slots, self.spec.experts.count, self.matrices[1].stride);
         let room = self.region(Region::SecondActivations).bytes;
-        let can = variant.quantizes && (!variant.tiles || matches!(self.spec.activation, Activation::SwiGlu { .. }));
-        can && self.spec.scales == ScaleMode::Static && bytes as u64 <= room
+        can_fuse(&self.spec, variant) && bytes as u64 <= room
     }
 
     /// Bytes of packed weights.
@@ -281,6 +280,12 @@ impl Plan {
     }
 }
 
+/// Whether a variant can quantize the results of a layer's first GEMM.
+fn can_fuse(spec: &LayerSpec, variant: &Variant) -> bool {
+    let quantizes = variant.quantizes && (!variant.tiles || matches!(spec.activation, Activation::SwiGlu { .. }));
+    quantizes && spec.scales == ScaleMode::Static
+}
+
 /// Bytes of the quantized activations, block scales apart, that a variant reads for so many slots (or tokens, where it
 /// gathers rows). Tiles: a token tile may read one group behind the last expert's.
 const fn activation_bytes(
@@ -290,7 +295,7 @@ const fn activation_bytes(
     experts: usize,
     stride: usize,
 ) -> usize {
-    let rows = if variant.tiles { (most_groups(rows, experts) + 1) * GROUP_SLOTS } else { rows };
+    let rows = if variant.tiles && rows > 0 { (most_groups(rows, experts) + 1) * GROUP_SLOTS } else { rows };
     kernels.activation_bytes(rows * stride)
 }
 
@@ -317,14 +322,13 @@ fn region_bytes(
                 let rows = if variant.tiles { slots } else { l1_rows };
                 bytes(variant, rows, false).max(bytes(variant, slots, true))
             });
+            let fusing = variants.iter().enumerate().filter(|(_, variant)| can_fuse(spec, variant));
             // Second activations beside the first ones only for the tokens of the variants that need it.
-            let second =
-                variants.iter().enumerate().filter(|(_, variant)| variant.quantizes).map(|(index, variant)| {
-                    let last = index + 1 == variants.len();
-                    let most = ((variant.slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
-                    let tokens = if last { max_tokens } else { most.min(max_tokens) };
-                    if spec.scales == ScaleMode::Static { bytes(variant, tokens * shape.topk, true) } else { 0 }
-                });
+            let second = fusing.map(|(index, variant)| {
+                let last = index + 1 == variants.len();
+                let most = ((variant.slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
+                bytes(variant, if last { max_tokens } else { most.min(max_tokens) } * shape.topk, true)
+            });
             [first.max().unwrap_or(0), 0, second.max().unwrap_or(0), 0]
         }
         KernelFamily::Fp4 => {

@@ -2,6 +2,7 @@
 //! allocation.
 
 use anyhow::{Context, Result, ensure};
+use nvfp4_moe::activation::Activation;
 use nvfp4_moe::cpu;
 use nvfp4_moe::cuda::{LoadMemory, MoeLayer};
 use nvfp4_moe::device_limits::DeviceLimits;
@@ -22,12 +23,15 @@ const ALIGNMENT: u64 = 256;
 pub(super) const GRANULE: u64 = 2 << 20;
 
 /// Bytes of a region, from its documentation.
-fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) -> u64 {
+fn documented_bytes(spec: &LayerSpec, compute_capability: (u32, u32), tokens: usize, region: Region) -> u64 {
+    let (hopper, fp4) = (compute_capability == (9, 0), compute_capability == (12, 0));
     let MoeShape { hidden, intermediate, topk, .. } = spec.shape;
     let (slots, experts) = (tokens * topk, spec.experts.count);
     let padded = |k: usize| if fp4 { k.next_multiple_of(128) } else { k.next_multiple_of(64) };
     let rows = if spec.scales == ScaleMode::Static && !spec.shared_l1_scale { slots } else { tokens };
     let (first, second) = (rows * padded(hidden), slots * padded(intermediate));
+    // Groups of 8 slots: whole ones, one for what is left of each expert that can have a slot, and one behind the last.
+    let grouped = if hopper && slots > 0 { (slots / 8 + experts.min(slots) + 1) * 8 } else { 0 };
     let bytes = match region {
         Region::ChunkCounts => slots.div_ceil(CHUNK_ENTRIES as usize) * experts * 4,
         Region::ExpertOffset | Region::TileOffset => (experts + 1) * 4,
@@ -35,7 +39,10 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
         Region::Amax => 2 * 4,
         Region::RowScales => rows.max(slots) * 4,
         Region::Activations if fp4 => first / 2,
-        Region::Activations => first.max(second) * 2,
+        Region::Activations => {
+            let widest = padded(hidden).max(padded(intermediate));
+            first.max(second).max(grouped * widest) * 2
+        }
         Region::BlockScales => {
             if fp4 {
                 first / BLOCK
@@ -49,7 +56,9 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
             } else if spec.scales == ScaleMode::Static {
                 // Of as many tokens as give an expert no more than 24 slots by 5/4 of the average.
                 let tokens = (0..=tokens).rev().find(|tokens| tokens * topk * 5 / (spec.shape.experts * 4) <= 24);
-                tokens.unwrap_or(0) * topk * padded(intermediate) * 2
+                let swiglu = matches!(spec.activation, Activation::SwiGlu { .. });
+                let grouped = if swiglu { grouped } else { 0 };
+                (tokens.unwrap_or(0) * topk).max(grouped) * padded(intermediate) * 2
             } else {
                 0
             }
@@ -68,7 +77,8 @@ fn documented_bytes(spec: &LayerSpec, fp4: bool, tokens: usize, region: Region) 
 
 fn check_plan(spec: &LayerSpec, tokens: usize) -> Result<Plan> {
     check_plan_for(spec, tokens, (12, 0))?;
-    check_plan_for(spec, tokens, (9, 0))
+    check_plan_for(spec, tokens, (9, 0))?;
+    check_plan_for(spec, tokens, (8, 0))
 }
 
 fn check_plan_for(spec: &LayerSpec, tokens: usize, compute_capability: (u32, u32)) -> Result<Plan> {
@@ -79,7 +89,7 @@ fn check_plan_for(spec: &LayerSpec, tokens: usize, compute_capability: (u32, u32
     for span in plan.regions() {
         let what = format!("{:?} of {tokens} tokens of {spec:?}", span.region);
         ensure!(span.offset == end, "{what} begins at {}, the one before it ends at {end}", span.offset);
-        let documented = documented_bytes(spec, fp4, tokens, span.region);
+        let documented = documented_bytes(spec, compute_capability, tokens, span.region);
         ensure!(span.bytes == documented, "{what} has {} bytes instead of {documented}", span.bytes);
         ensure!(plan.region(span.region) == *span, "{what} is not where it is looked up");
         end = (end + span.bytes).next_multiple_of(ALIGNMENT);
@@ -138,12 +148,19 @@ pub(super) fn largest_and_smallest_plan(lab: &Lab<'_>) -> Result<()> {
     };
     let smallest = check_plan(&spec, 1)?.workspace_bytes();
     ensure!(smallest < 1 << 20, "one token needs {smallest} bytes of workspace");
+    // A group of 8 for each of 6 slots.
+    let smallest = check_plan_for(&spec, 1, (9, 0))?.workspace_bytes();
+    ensure!(smallest < 2 << 20, "one token needs {smallest} bytes of workspace");
     // h or y in f32 and the activations of all slots in f16, and little beside them.
     let slots: u64 = 32768 * 6;
     let largest = check_plan(&spec, 32768)?.workspace_bytes();
     // 1279 tokens are the most that the kernel for few slots takes.
     let needed = slots * 7168 * 4 + (slots * 3072).max(32768 * 7168) * 2 + 1279 * 6 * 3072 * 2;
     ensure!(largest < needed + (16 << 20), "32768 tokens need {largest} bytes of workspace, not {needed}");
+    // Both activations of all slots.
+    let largest = check_plan_for(&spec, 32768, (9, 0))?.workspace_bytes();
+    let needed = slots * 7168 * 4 + slots * (7168 + 3072) * 2;
+    ensure!(largest < needed + (32 << 20), "32768 tokens need {largest} bytes of workspace, not {needed}");
     for mode in MODES {
         let layer = Layer::new([64, 32, 5, 2], SWIGLU, mode);
         let batch = Batch::new(&layer.spec.shape, 1, 40);
