@@ -28,7 +28,7 @@ pub(crate) mod device {
     use crate::params::{Element, ExpertScales, NO_SLOT, QuantizeParams, RowScale, Rows};
     use crate::ptx::float::{self, Gpu};
     use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
-    use crate::ptx::warp::reduce_max;
+    use crate::ptx::warp::{reduce_max, shuffle_xor};
     use crate::ptx::{global, grid, shared};
 
     /// Sixteen elements of an input row as f32.
@@ -126,7 +126,8 @@ pub(crate) mod device {
         }
     }
 
-    /// Quantizes row `row`; `write` stores one block, `write_scale` the row's scale in one thread.
+    /// Quantizes row `row`; `write` stores one block, if it begins in front of the stride, `write_scale` the row's scale in
+    /// one thread.
     #[inline(always)]
     unsafe fn quantize_row(
         params: &QuantizeParams,
@@ -144,15 +145,18 @@ pub(crate) mod device {
             if thread_idx_x() == 0 {
                 write_scale(row, g);
             }
-            let mut first = thread_idx_x() * BLOCK as u32;
-            while first < params.stride {
+            // The lanes of a warp take part together, also behind the row's end.
+            let lane_first = thread_idx_x() % 32 * BLOCK as u32;
+            let mut warp_first = thread_idx_x() / 32 * 32 * BLOCK as u32;
+            while warp_first < params.stride {
+                let first = warp_first + lane_first;
                 let quantized = if first < params.k {
                     block_fma::quantize(&load_block(params, input_row, first), g, Gpu)
                 } else {
                     block_fma::Values { values: [0.0; BLOCK], scale: 0.0 }
                 };
                 write(row, first, quantized);
-                first += THREADS * BLOCK as u32;
+                warp_first += THREADS * BLOCK as u32;
             }
         }
     }
@@ -177,6 +181,9 @@ pub(crate) mod device {
                 &params,
                 |row, g| write_scale(&params, row, g),
                 |row, first, quantized| {
+                    if first >= params.stride {
+                        return;
+                    }
                     let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
                     let pair = |i: usize| quantized.f16_pair(i, i + 1);
                     // A lane's two registers of the block lie side by side.
@@ -203,6 +210,9 @@ pub(crate) mod device {
                 &params,
                 |row, g| write_scale(&params, row, g),
                 |row, first, quantized| {
+                    if first >= params.stride {
+                        return;
+                    }
                     let quantized = quantized.block();
                     let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
                     let codes = (params.output as *mut u32).add(index * 2);
@@ -271,18 +281,29 @@ pub(crate) mod device {
             };
             quantize_row(&params, write_scales, |_, first, quantized| {
                 let pair = |i: usize| quantized.f16_pair(i, i + 1);
-                let words = [[pair(0), pair(2), pair(4), pair(6)], [pair(8), pair(10), pair(12), pair(14)]];
+                // Two lanes exchange halves, so that both halves of 32 bytes are written at once.
+                let odd = thread_idx_x() % 2 != 0;
+                let (mut low, mut high) = ([0; 4], [0; 4]);
+                let mut i = 0;
+                while i < 4 {
+                    let [own, other] = [pair(2 * i), pair(2 * i + 8)];
+                    let received = shuffle_xor(if odd { own } else { other }, 1);
+                    (low[i], high[i]) = if odd { (received, other) } else { (own, received) };
+                    i += 1;
+                }
+                if first >= params.stride {
+                    return;
+                }
+                // An even lane's chunks are the first of its own and of its neighbour's block, an odd lane's the second ones.
+                let chunks = if odd { [first - 8, first + 8] } else { [first, first + 16] };
                 let mut index = 0;
                 while index < slots {
                     let (groups, slot) = destination(index);
                     if groups.count != 0 {
-                        let mut half = 0;
-                        while half < 2 {
-                            let place = groups.place(k_tiles, slot, first as usize + half * 8);
-                            let output = (params.output as *mut u16).add(place) as *mut u32;
-                            global::store_v4(output, words[half]);
-                            half += 1;
-                        }
+                        let output = params.output as *mut u16;
+                        let place = |chunk: usize| groups.place(k_tiles, slot, chunks[chunk] as usize);
+                        global::store_v4(output.add(place(0)) as *mut u32, low);
+                        global::store_v4(output.add(place(1)) as *mut u32, high);
                     }
                     index += 1;
                 }

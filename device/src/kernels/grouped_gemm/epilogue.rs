@@ -95,10 +95,7 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
     unsafe fn store_quantized(&self, first: usize, values: &[f32; 2], amax: f32) {
         let exists = self.exists && first < self.params.columns as usize;
         // What is derived of it must not be kept in registers, of which there are none left.
-        #[cfg(nvfp4_arch = "sm120")]
-        let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
-        #[cfg(nvfp4_arch = "sm80")]
-        let h_scale = self.h_scale;
+        let h_scale = if TILES { self.h_scale } else { f32::from_bits(opaque(self.h_scale.to_bits())) };
         let scale = block_fma::block_scale(amax, h_scale, Gpu);
         let quantized = block_fma::round(values, amax, scale, h_scale, Gpu);
         // SAFETY: the slot exists and so do all 16 columns.

@@ -278,14 +278,13 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         let deep = warps * STREAM_DEEP_STAGES <= STREAM_WARPS * STREAM_STAGES;
         let stages = if deep { STREAM_DEEP_STAGES } else { STREAM_STAGES };
         let shared = shared::dynamic() + warp * stages * STREAM_STAGE_BYTES as u32;
-        let start = |index: u32| {
-            let tile = Tile::find::<STREAM_ROWS, STREAM_SLOTS, false>(&params, index, block_rows);
-            let ring = Ring::start(&params, &tile, shared, stages, lane);
-            (tile, ring)
-        };
+        let find = |index: u32| Tile::find::<STREAM_ROWS, STREAM_SLOTS, false>(&params, index, block_rows);
+        let start = |index: u32| Ring::start(&params, &find(index), shared, stages, lane);
         let mut index = first + warp;
-        let (mut tile, mut ring) = start(index);
+        let mut ring = start(index);
         loop {
+            // Found again, rather than kept beside the one before it: registers are scarce.
+            let tile = find(index);
             index += warps;
             let mut following = None;
             let next = || {
@@ -301,7 +300,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
                 unit::<1, 4>(&params, &tile, &ring, next);
             }
             match following {
-                Some(unit) => (tile, ring) = unit,
+                Some(started) => ring = started,
                 None => return,
             }
         }

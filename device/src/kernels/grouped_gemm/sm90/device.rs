@@ -224,7 +224,9 @@ where
             accumulators[m].settle();
             m += 1;
         }
-        write_results::<_, TURN, true>(params, tile, &accumulators, warp);
+        if warp.row / FRAGMENT_ROWS as u32 <= last {
+            write_results::<_, TURN, true>(params, tile, &accumulators, warp);
+        }
         cursor
     }
 }
