@@ -11,7 +11,6 @@ use crate::kernels::grouped_gemm::sm80::dequantize::dequantize;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::GroupedGemmParams;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
-use crate::ptx::warp::sync_warp;
 use crate::ptx::wgmma::{self, Fragments, Multiply};
 use crate::ptx::{grid, mbarrier, shared};
 
@@ -211,11 +210,9 @@ where
                 wgmma::wait_group::<0>();
                 a = operands;
             }
-            // All lanes have read the stage.
-            sync_warp();
-            if warp.lane == 0 {
-                mbarrier::arrive(cursor.empty());
-            }
+            // Each lane for what it has read itself: one for all would do, but then no tool that does not follow the order
+            // among the lanes of a warp could check it.
+            mbarrier::arrive(cursor.empty());
             weights = following;
             cursor = next;
         }
@@ -248,7 +245,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
             while stage < STAGES as u32 {
                 let full = shared + BARRIERS_AT as u32 + stage * 8;
                 mbarrier::init(full, 1);
-                mbarrier::init(full + STAGES as u32 * 8, CONSUMER_WARPS);
+                mbarrier::init(full + STAGES as u32 * 8, CONSUMER_WARPS * 32);
                 stage += 1;
             }
             mbarrier::fence_proxy_async();
