@@ -237,10 +237,9 @@ mod tests {
 
     #[test]
     fn an_architecture_has_the_module_that_its_gpus_run() {
-        for (name, module) in [("sm_80", "sm_80"), ("sm_90a", "sm_80"), ("sm_100", "sm_80"), ("sm_121a", "sm_120f")] {
-        let modules =
-            [("sm_80", "sm_80"), ("sm_90a", "sm_90a"), ("sm_100", "sm_80"), ("sm_121a", "sm_120f")];
+        let modules = [("sm_80", "sm_80"), ("sm_90a", "sm_90a"), ("sm_100", "sm_80"), ("sm_121a", "sm_120f")];
         for (name, module) in modules {
+            assert_eq!(Architecture::parse(name), Ok(Architecture { name: name.to_owned(), module }));
         }
         for name in ["sm_75", "90", "sm_", "sm_90x", "compute_90"] {
             Architecture::parse(name).unwrap_err();
