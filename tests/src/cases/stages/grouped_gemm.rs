@@ -81,7 +81,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
     // number of slots around those for which other code runs.
     let without_copies = if variant.tiles {
-        (1..=8).flat_map(|n| [16 * n - 1, 16 * n]).collect()
+        (1..=slots / 16).flat_map(|n| [16 * n - 1, 16 * n]).collect()
     } else {
         vec![1, 8, 9, 16, 17, 23, 24]
     };
