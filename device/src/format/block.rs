@@ -72,8 +72,8 @@ pub fn quantize(x: &[f32; BLOCK], g: f32) -> Block {
         let divisor = divisor(scale, g);
         let mut i = 0;
         while i < BLOCK {
-            codes |= (e2m1::encode_pair(x[i] / divisor, x[i + 1] / divisor) as u64) << (4 * i);
-            i += 2;
+            codes |= (e2m1::encode(x[i] / divisor) as u64) << (4 * i);
+            i += 1;
         }
     }
     Block { codes, scale }
@@ -89,12 +89,6 @@ impl Block {
     /// `code * scale` of element `i` in f16; exact, NaN where the scale is NaN.
     #[inline(always)]
     pub fn f16(&self, i: usize) -> u16 {
-        product_f16(self.code(i), self.scale)
+        float16::exact_f32_to_f16(e2m1::decode(self.code(i)) * ue4m3::decode(self.scale))
     }
-}
-
-/// Value of a code times its block's scale in f16; exact, NaN where the scale is NaN.
-#[inline(always)]
-pub fn product_f16(code: u8, scale: u8) -> u16 {
-    float16::exact_f32_to_f16(e2m1::decode(code) * ue4m3::decode(scale))
 }

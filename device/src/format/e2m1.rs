@@ -33,19 +33,6 @@ pub fn encode(x: f32) -> u8 {
     code | (((x < 0.0) as u8) << 3)
 }
 
-/// [`encode`] of two numbers: `low` in bits 0..3, `high` in bits 4..7.
-#[inline(always)]
-pub fn encode_pair(low: f32, high: f32) -> u32 {
-    #[cfg(not(nvfp4_arch = "sm120"))]
-    return encode(low) as u32 | (encode(high) as u32) << 4;
-    // The instruction rounds and saturates like `encode`, but gives -0.0 its sign, and NaN the largest code.
-    #[cfg(nvfp4_arch = "sm120")]
-    {
-        let [low, high] = [low, high].map(|x| if x < 0.0 || x > 0.0 { x } else { 0.0 });
-        crate::ptx::matrix_fp4::convert_e2m1x2(low, high)
-    }
-}
-
 /// Value of the low four bits of `code`; exact. Code 8 is -0.0.
 #[inline(always)]
 pub fn decode(code: u8) -> f32 {

@@ -161,6 +161,20 @@ pub(crate) mod device {
         }
     }
 
+    /// [`quantize_row`] to places of the row's own; `write` stores one block.
+    #[inline(always)]
+    unsafe fn quantize_own_row(params: &QuantizeParams, write: impl Fn(u32, u32, block_fma::Values<BLOCK>)) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let write_existing = |row, first, quantized| {
+                if first < params.stride {
+                    write(row, first, quantized);
+                }
+            };
+            quantize_row(params, |row, g| write_scale(params, row, g), write_existing);
+        }
+    }
+
     /// The scale of a row goes to the row's place.
     #[inline(always)]
     unsafe fn write_scale(params: &QuantizeParams, row: u32, g: f32) {
@@ -177,24 +191,17 @@ pub(crate) mod device {
         grid::follow();
         // SAFETY: the output has `stride` columns; a block of 16 is 32 bytes.
         unsafe {
-            quantize_row(
-                &params,
-                |row, g| write_scale(&params, row, g),
-                |row, first, quantized| {
-                    if first >= params.stride {
-                        return;
-                    }
-                    let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
-                    let pair = |i: usize| quantized.f16_pair(i, i + 1);
-                    // A lane's two registers of the block lie side by side.
-                    let mut i = 0;
-                    while i < 8 {
-                        let place = activation_place(first as usize + i);
-                        global::store_v2(output.add(place) as *mut u32, [pair(i), pair(i + 8)]);
-                        i += 2;
-                    }
-                },
-            );
+            quantize_own_row(&params, |row, first, quantized| {
+                let output = (params.output as *mut u16).add(row as usize * params.stride as usize);
+                let pair = |i: usize| quantized.f16_pair(i, i + 1);
+                // A lane's two registers of the block lie side by side.
+                let mut i = 0;
+                while i < 8 {
+                    let place = activation_place(first as usize + i);
+                    global::store_v2(output.add(place) as *mut u32, [pair(i), pair(i + 8)]);
+                    i += 2;
+                }
+            });
         }
     }
 
@@ -206,20 +213,13 @@ pub(crate) mod device {
     pub unsafe extern "ptx-kernel" fn quantize_codes(params: QuantizeParams) {
         // SAFETY: the outputs have stride/2 and stride/16 bytes a row.
         unsafe {
-            quantize_row(
-                &params,
-                |row, g| write_scale(&params, row, g),
-                |row, first, quantized| {
-                    if first >= params.stride {
-                        return;
-                    }
-                    let quantized = quantized.block();
-                    let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
-                    let codes = (params.output as *mut u32).add(index * 2);
-                    global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
-                    *(params.block_scales as *mut u8).add(index) = quantized.scale;
-                },
-            );
+            quantize_own_row(&params, |row, first, quantized| {
+                let quantized = quantized.block();
+                let index = (row as usize * params.stride as usize + first as usize) / BLOCK;
+                let codes = (params.output as *mut u32).add(index * 2);
+                global::store_v2(codes, [quantized.codes as u32, (quantized.codes >> 32) as u32]);
+                *(params.block_scales as *mut u8).add(index) = quantized.scale;
+            });
         }
     }
 

@@ -33,17 +33,6 @@ pub fn mma_m16n8k16_f16(accumulator: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     *accumulator = [d0, d1, d2, d3];
 }
 
-/// `mul.rn.f16x2`.
-#[inline(always)]
-pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
-    let product;
-    // SAFETY: registers only.
-    unsafe {
-        asm!("mul.rn.f16x2 {0}, {1}, {2};", out(reg32) product, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
-    };
-    product
-}
-
 /// One half of `pair` in both: the low one, or with `HIGH` the high one. In halves of registers, so that a multiplication
 /// can take it as an operand's modifier.
 #[inline(always)]

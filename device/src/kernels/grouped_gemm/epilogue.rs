@@ -1,5 +1,6 @@
 //! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
+use super::ROW_FRAGMENTS;
 use super::tile::Tile;
 use crate::format::BLOCK;
 use crate::format::block_fma::{self, Values};
@@ -15,9 +16,6 @@ use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::float::{Gpu, divide_moderate};
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
-
-/// Fragments of 16 rows of a warp: with two, a warp holds whole blocks of 16 columns of h.
-pub(super) const ROW_FRAGMENTS: usize = 2;
 
 /// What the sums must be multiplied by: the power of two that the operands carry, undone.
 #[cfg(nvfp4_arch = "sm80")]
@@ -310,9 +308,12 @@ unsafe fn write_swiglu<const SLOT_FRAGMENTS: usize, const TURN: usize>(
         while fragment_slot < tile.slots {
             let mut h = [[[0.0; ROW_FRAGMENTS]; 2]; TURN];
             let (mut least, mut largest) = (u32::MAX, 0);
+            let sums = |turn: usize, j: usize, m: usize| {
+                let fragment = accumulators[m][turn];
+                [fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up]
+            };
             each::<TURN>(|turn, j, m| {
-                let [gate, up] =
-                    [accumulators[m][turn][j] * UNSCALE * gate, accumulators[m][turn][j + 2] * UNSCALE * up];
+                let [gate, up] = sums(turn, j, m);
                 h[turn][j][m] = activate_by(&params.activation, gate, up, |x, y| {
                     let magnitude = x.to_bits() & 0x7FFF_FFFF;
                     least = if magnitude < least { magnitude } else { least };
@@ -323,8 +324,7 @@ unsafe fn write_swiglu<const SLOT_FRAGMENTS: usize, const TURN: usize>(
             });
             if least < *block_fma::MODERATE.start() || largest > *block_fma::MODERATE.end() {
                 each::<TURN>(|turn, j, m| {
-                    let [gate, up] =
-                        [accumulators[m][turn][j] * UNSCALE * gate, accumulators[m][turn][j + 2] * UNSCALE * up];
+                    let [gate, up] = sums(turn, j, m);
                     h[turn][j][m] = activate(&params.activation, gate, up);
                 });
             }

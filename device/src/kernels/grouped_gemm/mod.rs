@@ -3,11 +3,16 @@
 
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
+#[cfg(any(nvfp4_arch = "sm90", nvfp4_arch = "sm120"))]
+mod ring;
 pub mod sm120;
 pub mod sm80;
 pub mod sm90;
 #[cfg(target_arch = "nvptx64")]
 mod tile;
+
+/// Fragments of 16 rows of a warp whose results leave from registers: with two, it holds whole blocks of 16 columns of h.
+const ROW_FRAGMENTS: usize = 2;
 
 /// One compiled variant of a grouped GEMM, as the host must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

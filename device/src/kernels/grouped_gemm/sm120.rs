@@ -13,7 +13,7 @@
 //! quantizes each token once) by `cp.async`; one mbarrier a stage tells the 8 others that it is full, another one that
 //! they are done with it. Results leave from registers.
 
-use super::Variant;
+use super::{ROW_FRAGMENTS, Variant};
 use crate::format::packed::TileOrder;
 use crate::format::tile_mxf4::{ActivationStage, FRAGMENT_ROWS, Mxf4Tile};
 
@@ -27,8 +27,6 @@ const ROW_WARPS: usize = 4;
 const SLOT_WARPS: usize = 2;
 /// Warps that multiply; one more copies.
 const CONSUMERS: usize = ROW_WARPS * SLOT_WARPS;
-/// Fragments of 16 rows of a warp, as the epilogue has it.
-const ROW_FRAGMENTS: usize = 2;
 /// K tiles of a stage.
 const STAGE_TILES: usize = ActivationStage::K / Mxf4Tile::K;
 /// Stages of the ring.

@@ -11,7 +11,7 @@
 //! memory once. Shared memory: a ring of stages of (weight tiles, activation rows); a row of activations is 8 chunks of 16
 //! bytes for each K tile, exchanged from row to row so that few lanes of a load meet in a bank.
 
-use super::Variant;
+use super::{ROW_FRAGMENTS, Variant};
 use crate::format::packed::TileOrder;
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 
@@ -27,9 +27,7 @@ pub struct TileShape {
     pub row_fragments: usize,
     /// Fragments of 8 slots of a warp.
     pub slot_fragments: usize,
-    /// K tiles of a stage.
-    pub stage_tiles: usize,
-    /// Stages of the copy pipeline.
+    /// Stages of the copy pipeline, each one tile of K.
     pub stages: usize,
     /// Registers that a thread takes, about: for the number of resident blocks.
     pub registers: u32,
@@ -52,14 +50,9 @@ impl TileShape {
         self.rows() + 4
     }
 
-    /// Chunks of 16 bytes of an activation row of a stage.
-    pub const fn chunks(&self) -> usize {
-        self.stage_tiles * MmaTile::K * 2 / 16
-    }
-
     /// Bytes of one stage.
     pub const fn stage_bytes(&self) -> usize {
-        self.rows() / MmaTile::ROWS * self.stage_tiles * MmaTile::BYTES + self.slots() * self.chunks() * 16
+        self.rows() / MmaTile::ROWS * MmaTile::BYTES + self.slots() * TILE_CHUNKS * 16
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -68,17 +61,20 @@ impl TileShape {
     }
 }
 
+/// Chunks of 16 bytes of an activation row of one K tile.
+pub const TILE_CHUNKS: usize = MmaTile::K * 2 / 16;
+
 /// The tiled variants, by slots of a tile: `grouped_gemm_n64` and so on.
 pub const TILES: [TileShape; 2] = [
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stage_tiles: 1, stages: 4, registers: 168 },
-    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stage_tiles: 1, stages: 4, registers: 256 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 8, stages: 4, registers: 168 },
+    TileShape { row_warps: 4, row_fragments: 2, slot_fragments: 16, stages: 4, registers: 256 },
 ];
 
 /// Kernel names of [`TILES`].
 const KERNELS: [&str; TILES.len()] = ["grouped_gemm_n64", "grouped_gemm_n128"];
 
 /// Weight rows of a unit of the kernel for few slots.
-pub const STREAM_ROWS: usize = 2 * FRAGMENT_ROWS;
+pub const STREAM_ROWS: usize = ROW_FRAGMENTS * FRAGMENT_ROWS;
 /// Slots of a unit.
 pub const STREAM_SLOTS: usize = 24;
 /// Warps of its block: one block a multiprocessor.

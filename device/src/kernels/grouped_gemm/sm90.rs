@@ -9,8 +9,7 @@
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
-use super::Variant;
-use super::sm80;
+use super::{ROW_FRAGMENTS, Variant, sm80};
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
@@ -19,8 +18,6 @@ use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 const CONSUMERS: usize = 2;
 /// Warps of a warpgroup.
 const GROUP_WARPS: usize = 4;
-/// Fragments of 16 rows of a warp.
-const ROW_FRAGMENTS: usize = 2;
 /// Weight rows of a tile.
 pub const ROWS: usize = CONSUMERS * GROUP_WARPS * ROW_FRAGMENTS * FRAGMENT_ROWS;
 /// Slots of a tile.
@@ -64,9 +61,9 @@ const _: () = {
     assert!(CONSUMERS as u32 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS as u32 + 1) * REGISTERS);
     // What sm_90 gives a block.
     assert!(VARIANTS[1].shared_bytes <= 227 * 1024);
-    // An atom of the swizzle begins at a multiple of its 1024 bytes.
     // A tile's share of K is one run of bytes.
     assert!(ROW_TILES == MmaTile::GROUP);
+    // An atom of the swizzle begins at a multiple of its 1024 bytes.
     assert!(STAGE_BYTES.is_multiple_of(1024) && TILE_BYTES == 1024);
 };
 

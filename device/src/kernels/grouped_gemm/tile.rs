@@ -1,6 +1,10 @@
 //! Which part of which expert's GEMM a tile is.
 
+#[cfg(nvfp4_arch = "sm80")]
+use crate::format::packed::{TileGrid, TileOrder};
 use crate::format::slot_groups::GROUP_SLOTS;
+#[cfg(nvfp4_arch = "sm80")]
+use crate::format::tile_mma::MmaTile;
 use crate::kernels::device_rows::{div_rem, find_expert};
 use crate::params::GroupedGemmParams;
 
@@ -63,4 +67,22 @@ impl Tile {
             }
         }
     }
+
+    /// Where the tile's weights are.
+    #[cfg(nvfp4_arch = "sm80")]
+    #[inline(always)]
+    pub(super) fn weight_run(&self, params: &GroupedGemmParams) -> WeightRun {
+        let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
+        let row_tile = self.row as usize / MmaTile::ROWS;
+        WeightRun { first: self.weights.wrapping_add(grid.offset(row_tile, 0)), step: grid.step(row_tile) as u32 }
+    }
+}
+
+/// The weights of a tile's first row tile, and of those beside it.
+#[cfg(nvfp4_arch = "sm80")]
+pub(super) struct WeightRun {
+    /// The first tile along K.
+    pub(super) first: *const u8,
+    /// Bytes to the next one: of all row tiles that lie side by side.
+    pub(super) step: u32,
 }

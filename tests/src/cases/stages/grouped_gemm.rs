@@ -43,13 +43,13 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let slots = variant.slots;
     // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
     let tile = VARIANT.checked_sub(1).and_then(|tile| sm80::TILES.get(tile));
-    let (stages, stage_tiles) = match tile {
-        Some(tile) => (tile.stages, tile.stage_tiles),
-        None if variant.tiles => (sm90::STAGES, 1),
-        None => (sm80::STREAM_DEEP_STAGES as usize, 1),
+    let stages = match tile {
+        Some(tile) => tile.stages,
+        None if variant.tiles => sm90::STAGES,
+        None => sm80::STREAM_DEEP_STAGES as usize,
     };
-    let long = (stages * stage_tiles + 1) * MmaTile::K - BLOCK;
-    let short = (stages - 1) * stage_tiles * MmaTile::K;
+    let long = (stages + 1) * MmaTile::K - BLOCK;
+    let short = (stages - 1) * MmaTile::K;
     let request = |epilogue, activation, columns, k, slots: &[usize], gather| Request {
         epilogue,
         activation,
@@ -85,8 +85,8 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     } else {
         vec![1, 8, 9, 16, 17, 23, 24]
     };
-    let ends: Vec<usize> = tile.map_or(without_copies, |tile| {
-        let copied_at_once = sm80::THREADS as usize / tile.chunks();
+    let ends: Vec<usize> = tile.map_or(without_copies, |_| {
+        let copied_at_once = sm80::THREADS as usize / sm80::TILE_CHUNKS;
         (1..=(slots / copied_at_once).max(1)).map(|copies| (copies * copied_at_once).min(slots)).collect()
     });
     let last_rows = ends

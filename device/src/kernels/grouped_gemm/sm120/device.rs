@@ -6,6 +6,7 @@ use super::*;
 use crate::format::BLOCK;
 use crate::format::tile_mxf4::{FRAGMENT_CODE_BYTES, row_stride, weight_scale_row};
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
+use crate::kernels::grouped_gemm::ring;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::GroupedGemmParams;
 use crate::ptx::asynchronous::{copy_8, copy_16};
@@ -30,43 +31,7 @@ fn columns(slots: u32) -> u32 {
     }
 }
 
-/// A place in the ring: the stage, and the parity of its phases there.
-struct Cursor {
-    stage: u32,
-    parity: u32,
-    shared: u32,
-}
-
-impl Cursor {
-    #[inline(always)]
-    fn new(shared: u32) -> Self {
-        Self { stage: 0, parity: 0, shared }
-    }
-
-    #[inline(always)]
-    fn data(&self) -> u32 {
-        self.shared + self.stage * STAGE_BYTES as u32
-    }
-
-    #[inline(always)]
-    fn full(&self) -> u32 {
-        self.shared + BARRIERS_AT as u32 + self.stage * 8
-    }
-
-    #[inline(always)]
-    fn empty(&self) -> u32 {
-        self.full() + STAGES as u32 * 8
-    }
-
-    #[inline(always)]
-    fn advance(&mut self) {
-        self.stage += 1;
-        if self.stage == STAGES as u32 {
-            self.stage = 0;
-            self.parity ^= 1;
-        }
-    }
-}
+type Cursor = ring::Cursor<STAGES, STAGE_BYTES>;
 
 /// Bytes of `whole` that exist where `left` columns do, `columns` of them a byte.
 #[inline(always)]
@@ -158,7 +123,7 @@ unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, cursor: &mut Cursor, 
                 i += 1;
             }
             mbarrier::arrive_after_copies(full);
-            cursor.advance();
+            *cursor = cursor.next();
             k_tile += STAGE_TILES as u32;
         }
     }
@@ -259,7 +224,7 @@ unsafe fn consume<const SLOT_FRAGMENTS: usize>(
             if lane == 0 {
                 mbarrier::arrive(cursor.empty());
             }
-            cursor.advance();
+            *cursor = cursor.next();
             k_tile += STAGE_TILES as u32;
         }
         if works {
@@ -280,15 +245,8 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_fp4(params: GroupedGemmParams) {
     // SAFETY: see the functions called; the barriers are inside the planned shared memory.
     unsafe {
         if thread == 0 {
-            let mut stage = 0;
-            while stage < STAGES as u32 {
-                let full = shared + BARRIERS_AT as u32 + stage * 8;
-                // The one that announces bytes, and each lane's own copies.
-                mbarrier::init(full, 1 + 32);
-                mbarrier::init(full + STAGES as u32 * 8, CONSUMERS as u32);
-                stage += 1;
-            }
-            mbarrier::fence_proxy_async();
+            // Filled by the lane that announces bytes, and by each lane's own copies.
+            Cursor::init(shared, 1 + 32, CONSUMERS as u32);
         }
         sync_threads();
         let block_rows = params.row_tiles.div_ceil((ROWS / Mxf4Tile::ROWS) as u32);

@@ -1,7 +1,8 @@
 //! From codes and scales to the A operand.
 
 use crate::format::tile_mma::fragment_registers;
-use crate::ptx::matrix::{broadcast_half, multiply_f16x2};
+use crate::ptx::float::multiply_f16x2;
+use crate::ptx::matrix::broadcast_half;
 
 /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the pairs of scales of its two rows.
 #[inline(always)]

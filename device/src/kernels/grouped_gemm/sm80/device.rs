@@ -4,7 +4,7 @@
 
 use super::dequantize::dequantize;
 use super::*;
-use crate::format::packed::{Half, TileGrid, interleaved_row};
+use crate::format::packed::{Half, interleaved_row};
 use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::activation::activate;
 use crate::kernels::grouped_gemm::epilogue::UNSCALE;
@@ -15,8 +15,7 @@ use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::shared;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 
-/// Chunks of 16 bytes of an activation row of one K tile.
-const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
+const TILE_CHUNKS: u32 = super::TILE_CHUNKS as u32;
 
 /// Where chunk `chunk` of a row of activations lies in shared memory, for a row of this number modulo 8: an odd row's are
 /// exchanged between the halves of the banks.
@@ -25,15 +24,9 @@ fn swizzle(chunk: u32, row: u32) -> u32 {
     chunk ^ (row % 2 * 4 + row / 2)
 }
 
-/// Starts the copies of one stage: K tiles from `k_tile` on, zeros where the matrix or the expert's slots end.
+/// Starts the copies of one stage: tile `k_tile` along K, zeros where the matrix or the expert's slots end.
 #[inline(always)]
-unsafe fn fetch_stage<
-    const ROWS: usize,
-    const SLOTS: usize,
-    const COPIES: usize,
-    const STAGE_TILES: usize,
-    const CHUNKS: usize,
->(
+unsafe fn fetch_stage<const ROWS: usize, const SLOTS: usize, const COPIES: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
     sources: &[u32; COPIES],
@@ -41,32 +34,29 @@ unsafe fn fetch_stage<
     k_tile: u32,
 ) {
     let thread = thread_idx_x();
-    const { assert!(STAGE_TILES == 1 && MmaTile::GROUP.is_multiple_of(ROWS / MmaTile::ROWS)) };
-    let row_tiles = ROWS / MmaTile::ROWS;
+    const { assert!(MmaTile::GROUP.is_multiple_of(ROWS / MmaTile::ROWS)) };
+    let weight_bytes = (ROWS / MmaTile::ROWS * MmaTile::BYTES) as u32;
     // SAFETY: what does not exist is zero-filled, not read.
     unsafe {
         // Row tiles lie side by side in memory, as they do in the stage.
-        let run = MmaTile::BYTES as u32;
-        let row_tile = tile.row as usize / MmaTile::ROWS;
-        let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
-        let weights = tile.weights.add(grid.offset(row_tile, k_tile as usize));
-        let existing = (params.row_tiles - row_tile as u32) * run;
+        let run = tile.weight_run(params);
+        let weights = run.first.wrapping_add(k_tile as usize * run.step as usize);
+        let existing = (params.row_tiles - tile.row / MmaTile::ROWS as u32) * MmaTile::BYTES as u32;
         let mut offset = thread * 16;
-        while offset < row_tiles as u32 * run {
+        while offset < weight_bytes {
             let exists = offset < existing;
             let source = weights.add(if exists { offset as usize } else { 0 });
             copy_16(stage + offset, source, if exists { 16 } else { 0 });
             offset += THREADS * 16;
         }
-        let activations = stage + row_tiles as u32 * run;
-        let (row, chunk) = (thread / CHUNKS as u32, thread % CHUNKS as u32);
-        let k_exists = STAGE_TILES == 1 || k_tile + chunk / TILE_CHUNKS < params.k_tiles;
+        let activations = stage + weight_bytes;
+        let (row, chunk) = (thread / TILE_CHUNKS, thread % TILE_CHUNKS);
         let mut i = 0;
         while i < COPIES {
-            let row = row + (i * THREADS as usize / CHUNKS) as u32;
+            let row = row + (i * THREADS as usize / TILE_CHUNKS as usize) as u32;
             if row < SLOTS as u32 {
-                let bytes = if row < tile.slots && k_exists { 16 } else { 0 };
-                let shared = activations + (row * CHUNKS as u32 + swizzle(chunk, row % 8)) * 16;
+                let bytes = if row < tile.slots { 16 } else { 0 };
+                let shared = activations + (row * TILE_CHUNKS + swizzle(chunk, row % 8)) * 16;
                 let source = (sources[i] + k_tile * TILE_CHUNKS) as usize * 16;
                 copy_16(shared, (params.activations as *const u8).add(source), bytes);
             }
@@ -75,14 +65,12 @@ unsafe fn fetch_stage<
     }
 }
 
-/// Multiplies one K tile of a stage into the accumulators; `tile_run` is the way from a row tile to the next one.
+/// Multiplies a stage into the accumulators.
 #[inline(always)]
-unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize, const CHUNKS: usize>(
+unsafe fn multiply_stage<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize>(
     accumulators: &mut [[[f32; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS],
-    tile: u32,
-    tile_run: u32,
+    weights: u32,
     activations: u32,
-    first_chunk: u32,
     lane: u32,
 ) {
     let (g, q) = (lane / 4, lane % 4);
@@ -92,7 +80,7 @@ unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize,
         let mut scales = [[[0; 2]; 2]; ROW_FRAGMENTS];
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            let fragment = tile + m as u32 * tile_run;
+            let fragment = weights + (m * MmaTile::BYTES) as u32;
             codes[m] = shared::load_v4(fragment + lane * 16);
             let [low, high] = shared::load_v2(fragment + MmaTile::CODE_BYTES as u32 + g * 8);
             scales[m] = [scale_pairs(low), scale_pairs(high)];
@@ -108,9 +96,9 @@ unsafe fn multiply_tile<const ROW_FRAGMENTS: usize, const SLOT_FRAGMENTS: usize,
             }
             let mut n = 0;
             while n < SLOT_FRAGMENTS {
-                let row = activations + (n as u32 * 8 + g) * (CHUNKS * 16) as u32;
+                let row = activations + (n as u32 * 8 + g) * TILE_CHUNKS * 16;
                 // A lane's words of two steps share a chunk.
-                let chunk = swizzle(first_chunk + step as u32 / 2 * 4 + q, g);
+                let chunk = swizzle(step as u32 / 2 * 4 + q, g);
                 let b = shared::load_v2(row + chunk * 16 + step as u32 % 2 * 8);
                 let mut m = 0;
                 while m < ROW_FRAGMENTS {
@@ -199,8 +187,6 @@ unsafe fn grouped_gemm<
     const SLOT_FRAGMENTS: usize,
     const ROWS: usize,
     const SLOTS: usize,
-    const STAGE_TILES: usize,
-    const CHUNKS: usize,
     const COPIES: usize,
     const PENDING: u32,
 >(
@@ -212,7 +198,6 @@ unsafe fn grouped_gemm<
     let (warp, lane) = (thread / 32, thread % 32);
     let (warp_row, warp_slot) = (warp % ROW_WARPS as u32, warp / ROW_WARPS as u32);
     let block_rows = params.row_tiles.div_ceil((ROWS / MmaTile::ROWS) as u32);
-    let tile_run = (STAGE_TILES * MmaTile::BYTES) as u32;
     // SAFETY: see the functions called; the ring's stages are inside the planned shared memory.
     unsafe {
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
@@ -224,11 +209,11 @@ unsafe fn grouped_gemm<
             let mut sources = [0; COPIES];
             let mut i = 0;
             while i < COPIES {
-                let inner = thread / CHUNKS as u32 + (i * THREADS as usize / CHUNKS) as u32;
+                let inner = thread / TILE_CHUNKS + (i * THREADS as usize / TILE_CHUNKS as usize) as u32;
                 if inner < tile.slots {
                     let slot = tile.slot + inner;
                     let row = if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot as usize) };
-                    sources[i] = row * params.k_tiles * TILE_CHUNKS + thread % CHUNKS as u32;
+                    sources[i] = row * params.k_tiles * TILE_CHUNKS + thread % TILE_CHUNKS;
                 }
                 i += 1;
             }
@@ -238,16 +223,10 @@ unsafe fn grouped_gemm<
             let mut write_stage = shared;
             while write_stage < shared + (stages - 1) * shape.stage_bytes() as u32 {
                 if fetched < params.k_tiles {
-                    fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
-                        params,
-                        &tile,
-                        &sources,
-                        write_stage,
-                        fetched,
-                    );
+                    fetch_stage::<ROWS, SLOTS, COPIES>(params, &tile, &sources, write_stage, fetched);
                 }
                 commit_group();
-                fetched += STAGE_TILES as u32;
+                fetched += 1;
                 write_stage += shape.stage_bytes() as u32;
             }
             let mut read_stage = shared;
@@ -257,36 +236,19 @@ unsafe fn grouped_gemm<
                 wait_group::<PENDING>();
                 sync_threads();
                 if fetched < params.k_tiles {
-                    fetch_stage::<ROWS, SLOTS, COPIES, STAGE_TILES, CHUNKS>(
-                        params,
-                        &tile,
-                        &sources,
-                        write_stage,
-                        fetched,
-                    );
+                    fetch_stage::<ROWS, SLOTS, COPIES>(params, &tile, &sources, write_stage, fetched);
                 }
                 commit_group();
-                fetched += STAGE_TILES as u32;
+                fetched += 1;
                 write_stage = next_stage(write_stage, shared, shape);
 
-                let weights = read_stage + warp_row * ROW_FRAGMENTS as u32 * tile_run;
+                let weights = read_stage + warp_row * (ROW_FRAGMENTS * MmaTile::BYTES) as u32;
                 let activations = read_stage
-                    + (ROWS / MmaTile::ROWS * STAGE_TILES * MmaTile::BYTES) as u32
-                    + warp_slot * (SLOT_FRAGMENTS * 8 * CHUNKS * 16) as u32;
-                let mut i = 0;
-                while i < STAGE_TILES {
-                    multiply_tile::<ROW_FRAGMENTS, SLOT_FRAGMENTS, CHUNKS>(
-                        &mut accumulators,
-                        weights + (i * MmaTile::BYTES) as u32,
-                        tile_run,
-                        activations,
-                        i as u32 * TILE_CHUNKS,
-                        lane,
-                    );
-                    i += 1;
-                }
+                    + (ROWS / MmaTile::ROWS * MmaTile::BYTES) as u32
+                    + warp_slot * (SLOT_FRAGMENTS * 8) as u32 * TILE_CHUNKS * 16;
+                multiply_stage::<ROW_FRAGMENTS, SLOT_FRAGMENTS>(&mut accumulators, weights, activations, lane);
                 read_stage = next_stage(read_stage, shared, shape);
-                k_tile += STAGE_TILES as u32;
+                k_tile += 1;
             }
             let (row, slot) =
                 (warp_row * (ROW_FRAGMENTS * FRAGMENT_ROWS) as u32, warp_slot * (SLOT_FRAGMENTS * 8) as u32);
@@ -328,9 +290,7 @@ macro_rules! variant {
                     { TILE.slot_fragments },
                     { TILE.rows() },
                     { TILE.slots() },
-                    { TILE.stage_tiles },
-                    { TILE.chunks() },
-                    { (TILE.slots() * TILE.chunks()).div_ceil(THREADS as usize) },
+                    { (TILE.slots() * TILE_CHUNKS as usize).div_ceil(THREADS as usize) },
                     { TILE.stages as u32 - 2 },
                 >(&params, &TILE)
             }

@@ -7,10 +7,11 @@
 
 use super::dequantize::dequantize;
 use super::{STREAM_DEEP_STAGES, STREAM_ROWS, STREAM_SLOTS, STREAM_STAGE_BYTES, STREAM_STAGES, STREAM_WARPS};
-use crate::format::packed::{TileGrid, TileOrder};
+use crate::format::packed::TileOrder;
 use crate::format::tile_mma::{LOAD_K, MmaTile, scale_pairs};
-use crate::kernels::grouped_gemm::epilogue::{Accumulators, ROW_FRAGMENTS, Warp, write_results};
-use crate::kernels::grouped_gemm::tile::Tile;
+use crate::kernels::grouped_gemm::ROW_FRAGMENTS;
+use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
+use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
 use crate::params::GroupedGemmParams;
 use crate::ptx::asynchronous::{commit_group, copy_16_if, wait_group};
 use crate::ptx::matrix::mma_m16n8k16_f16;
@@ -18,8 +19,7 @@ use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
 use crate::ptx::warp::sync_warp;
 use crate::ptx::{global, grid, shared};
 
-/// Chunks of 16 bytes of an activation row of one K tile.
-const TILE_CHUNKS: u32 = (MmaTile::K * 2 / 16) as u32;
+const TILE_CHUNKS: u32 = super::TILE_CHUNKS as u32;
 
 /// A lane's part of one weight tile.
 #[derive(Clone, Copy)]
@@ -48,11 +48,11 @@ impl Ring {
     #[inline(always)]
     unsafe fn start(params: &GroupedGemmParams, tile: &Tile, shared: u32, stages: u32, lane: u32) -> Self {
         let row_tile = tile.row as usize / MmaTile::ROWS;
-        let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
+        let WeightRun { first, step } = tile.weight_run(params);
         let both = row_tile + 1 < params.row_tiles as usize;
         let ring = Self {
-            first: tile.weights.wrapping_add(grid.offset(row_tile, 0) + lane as usize * 16),
-            step: grid.step(row_tile) as u32,
+            first: first.wrapping_add(lane as usize * 16),
+            step,
             bytes: if both { STREAM_STAGE_BYTES } else { MmaTile::BYTES } as u32,
             shared,
             stages,

@@ -3,12 +3,12 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::*;
-use crate::format::packed::TileGrid;
 use crate::format::slot_groups::SlotGroups;
 use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
+use crate::kernels::grouped_gemm::ring;
 use crate::kernels::grouped_gemm::sm80::dequantize::dequantize;
-use crate::kernels::grouped_gemm::tile::Tile;
+use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
 use crate::params::GroupedGemmParams;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
 use crate::ptx::wgmma::{self, Fragments, Multiply};
@@ -17,44 +17,12 @@ use crate::ptx::{grid, mbarrier, shared};
 /// Steps of the instruction in a stage.
 const STEPS: usize = MmaTile::K / FRAGMENT_K;
 
-/// A place in the ring: the stage, and the parity of its phases there.
-#[derive(Clone, Copy)]
-struct Cursor {
-    stage: u32,
-    parity: u32,
-    shared: u32,
-}
+type Cursor = ring::Cursor<STAGES, STAGE_BYTES>;
 
-impl Cursor {
-    #[inline(always)]
-    fn data(&self) -> u32 {
-        self.shared + self.stage * STAGE_BYTES as u32
-    }
-
-    #[inline(always)]
-    fn weights(&self) -> u32 {
-        self.data() + ACTIVATION_BYTES as u32
-    }
-
-    #[inline(always)]
-    fn full(&self) -> u32 {
-        self.shared + BARRIERS_AT as u32 + self.stage * 8
-    }
-
-    #[inline(always)]
-    fn empty(&self) -> u32 {
-        self.full() + STAGES as u32 * 8
-    }
-
-    #[inline(always)]
-    fn next(&self) -> Self {
-        let Self { stage, parity, shared } = *self;
-        if stage + 1 == STAGES as u32 {
-            Self { stage: 0, parity: parity ^ 1, shared }
-        } else {
-            Self { stage: stage + 1, parity, shared }
-        }
-    }
+/// Where a stage's weights are, behind its activations.
+#[inline(always)]
+fn weights_of(cursor: &Cursor) -> u32 {
+    cursor.data() + ACTIVATION_BYTES as u32
 }
 
 /// Fragments of 8 slots that are multiplied for a tile of so many slots.
@@ -63,21 +31,11 @@ fn slot_fragments(slots: u32) -> u32 {
     slots.div_ceil(16) * 2
 }
 
-/// Row tiles of the tile that exist.
-#[inline(always)]
-fn existing_row_tiles(params: &GroupedGemmParams, tile: &Tile) -> u32 {
-    let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
-    grid.width(tile.row as usize / MmaTile::ROWS) as u32
-}
-
 /// Copies the weights and activations of one tile, stage after stage; one lane does it all.
 #[inline(always)]
 unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor) -> Cursor {
-    let (row_tiles, k_tiles) = (params.row_tiles as usize, params.k_tiles as usize);
-    let grid = TileGrid::<MmaTile>::new(row_tiles, k_tiles);
-    let row_tile = tile.row as usize / MmaTile::ROWS;
-    let mut weights = tile.weights.wrapping_add(grid.offset(row_tile, 0));
-    let weight_bytes = grid.step(row_tile) as u32;
+    let k_tiles = params.k_tiles as usize;
+    let WeightRun { first: mut weights, step: weight_bytes } = tile.weight_run(params);
     // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
     let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
     let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
@@ -89,7 +47,7 @@ unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor) -
         unsafe {
             mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
             mbarrier::arrive_expect(cursor.full(), weight_bytes + activation_bytes);
-            mbarrier::copy_bulk(cursor.weights(), weights, weight_bytes, cursor.full());
+            mbarrier::copy_bulk(weights_of(&cursor), weights, weight_bytes, cursor.full());
             mbarrier::copy_bulk(cursor.data(), activations, activation_bytes, cursor.full());
         }
         weights = weights.wrapping_add(weight_bytes as usize);
@@ -166,7 +124,7 @@ where
     unsafe {
         let mut accumulators: Accumulators<SLOT_FRAGMENTS> = [[[0.0; 4]; SLOT_FRAGMENTS]; ROW_FRAGMENTS];
         // A row tile that does not exist is replaced by one that does: nobody writes its results.
-        let last = existing_row_tiles(params, tile) - 1;
+        let last = tile.weight_run(params).step / MmaTile::BYTES as u32 - 1;
         let mut places = [0; ROW_FRAGMENTS];
         let mut m = 0;
         while m < ROW_FRAGMENTS {
@@ -175,7 +133,7 @@ where
             m += 1;
         }
         mbarrier::wait(cursor.full(), cursor.parity);
-        let mut weights = Weights::load(cursor.weights(), &places, warp.lane);
+        let mut weights = Weights::load(weights_of(&cursor), &places, warp.lane);
         let mut a = weights.operands::<AHEAD>(0);
         let mut k_tile = 0;
         while k_tile < params.k_tiles {
@@ -202,7 +160,7 @@ where
                 // Early, unless that takes registers which accumulators need.
                 if step == if SLOT_FRAGMENTS > 16 { STEPS } else { STEPS / 2 } {
                     mbarrier::wait(ahead.full(), ahead.parity);
-                    following = Weights::load(ahead.weights(), &places, warp.lane);
+                    following = Weights::load(weights_of(&ahead), &places, warp.lane);
                 }
                 let operands = if step < STEPS { weights.operands(step) } else { following.operands(0) };
                 // With anything still under way the assembler would not let operands be written, and wait after each
@@ -237,18 +195,11 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
     let (thread, shared) = (thread_idx_x(), shared::dynamic());
     let (warp, lane) = (thread / 32, thread % 32);
     const CONSUMER_WARPS: u32 = (CONSUMERS * GROUP_WARPS) as u32;
-    let mut cursor = Cursor { stage: 0, parity: 0, shared };
+    let mut cursor = Cursor::new(shared);
     // SAFETY: see the functions called; the barriers are inside the planned shared memory.
     unsafe {
         if thread == 0 {
-            let mut stage = 0;
-            while stage < STAGES as u32 {
-                let full = shared + BARRIERS_AT as u32 + stage * 8;
-                mbarrier::init(full, 1);
-                mbarrier::init(full + STAGES as u32 * 8, CONSUMER_WARPS * 32);
-                stage += 1;
-            }
-            mbarrier::fence_proxy_async();
+            Cursor::init(shared, 1, CONSUMER_WARPS * 32);
         }
         sync_threads();
         grid::follow();
