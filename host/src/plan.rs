@@ -269,6 +269,12 @@ impl Plan {
         variants.iter().position(|variant| variant.slots >= expected).unwrap_or(variants.len() - 1)
     }
 
+    /// The variant of [`Plan::tile`].
+    #[must_use]
+    pub fn variant(&self, tokens: usize) -> &'static Variant {
+        &self.kernels.variants()[self.tile(tokens)]
+    }
+
     /// Blocks of a persistent grouped GEMM: as many as are resident at once.
     #[must_use]
     pub fn persistent_blocks(&self, variant: &Variant) -> u32 {

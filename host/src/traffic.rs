@@ -26,8 +26,7 @@ pub fn moved_bytes(plan: &Plan, stage: Stage, tokens: usize) -> Option<u64> {
             quantized_bytes(plan, tokens * spec.shape.hidden * BF16, rows, spec.shape.hidden)
         }
         Stage::QuantizeL2 => {
-            let variant = &plan.kernels().variants()[plan.tile(tokens)];
-            if plan.fuses_quantization(variant, tokens) {
+            if plan.fuses_quantization(plan.variant(tokens), tokens) {
                 return None;
             }
             quantized_bytes(plan, slots * spec.shape.intermediate * F32, slots, spec.shape.intermediate)

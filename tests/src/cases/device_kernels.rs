@@ -269,7 +269,7 @@ pub(super) fn slots(lab: &Lab<'_>) -> Result<()> {
                 ensure!(slot_token == expected.slot_token, "{what}: slot_token");
                 let entry_slot = region(workspace, plan, Region::EntrySlot, batch.ids.len())?;
                 ensure!(entry_slot == expected.slot_of, "{what}: entry_slot");
-                let token_tile = plan.kernels().variants()[plan.tile(tokens)].slots as u32;
+                let token_tile = plan.variant(tokens).slots as u32;
                 let mut tiles = vec![0];
                 for slots in offsets.windows(2) {
                     tiles.push(tiles[tiles.len() - 1] + (slots[1] - slots[0]).div_ceil(token_tile));

@@ -180,7 +180,7 @@ impl Bench for GpuBench {
         let stages = self.time_stages(&uploaded, iterations.max(uploaded.len()))?;
         let copies = self.layers.len().min(batches.len());
         let tokens = uploaded.first().map_or(0, |batch| batch.tokens);
-        let variant = &self.plan.kernels().variants()[self.plan.tile(tokens)];
+        let variant = self.plan.variant(tokens);
         let variant = Some(format!("{}, {} x {}", variant.kernel, variant.rows, variant.slots));
         Ok(Timing { layer_ms: times, stages, variant, copies })
     }

@@ -3,7 +3,6 @@
 use std::fs;
 
 use nvfp4_moe::harness::Runner;
-use nvfp4_moe::kernel_family::KernelFamily;
 use nvfp4_moe::measurement::{Checkout, Machine};
 
 /// The given commit, or that of the checkout that this program is in.
@@ -30,7 +29,7 @@ pub(super) fn machine(runner: &Runner) -> Machine {
         driver_cuda: device.map(|device| dotted(device.driver_version())),
         compute_capability: limits.map(|limits| dotted(limits.compute_capability)),
         multiprocessors: limits.map(|limits| limits.multiprocessors),
-        kernels: limits.map(|limits| KernelFamily::of(limits.compute_capability).description().to_owned()),
+        kernels: runner.engine().map(|engine| engine.kernels().description().to_owned()),
     }
 }
 
