@@ -8,6 +8,10 @@
 // There the kernels and the instructions are in private modules: nothing links against the module's Rust items.
 #![cfg_attr(target_arch = "nvptx64", allow(unreachable_pub))]
 
+// For `f32::mul_add` only.
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
 pub mod format;
 pub mod kernels;
 pub mod params;

@@ -1,27 +1,9 @@
 //! The quantizer in few instructions against the plain rule: the same bits.
 
-use nvfp4_moe_device::format::block_fma::{self, Arithmetic};
+use nvfp4_moe_device::format::block_fma::{self, Processor};
 use nvfp4_moe_device::format::{BLOCK, block, e2m1, ue4m3};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
-
-/// The processor's, of the same meaning as the GPU's.
-#[derive(Clone, Copy)]
-struct Host;
-
-impl Arithmetic for Host {
-    fn fused(self, a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-
-    fn larger_magnitude(self, a: f32, x: f32) -> f32 {
-        if a.is_nan() || x.is_nan() { f32::NAN } else { a.max(x.abs()) }
-    }
-
-    fn opaque(self, value: u32) -> u32 {
-        value
-    }
-}
 
 fn random() -> impl FnMut() -> u32 {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
@@ -43,7 +25,7 @@ fn decode_scales() -> Vec<f32> {
 fn check_codes(x: &[f32; 2], scale: u8, g: f32, amax: f32) {
     let divisor = block::divisor(scale, g);
     let expected = x.map(|x| e2m1::encode(x / divisor) as u32);
-    let values = block_fma::round(x, amax, ue4m3::decode(scale), g, Host);
+    let values = block_fma::round(x, amax, ue4m3::decode(scale), g, Processor);
     assert_eq!(values.codes(0, 1), expected[0] | expected[1] << 4, "{x:?} scale {scale:#04x} g {g:e}");
     assert_eq!(values.scale_byte(), scale);
 }
@@ -125,10 +107,10 @@ fn blocks_are_the_plain_rules() {
                     _ => x,
                 }
             });
-            let fast = block_fma::quantize(&block, g, Host).block();
+            let fast = block_fma::quantize(&block, g, Processor).block();
             assert_eq!(fast, block::quantize(&block, g), "{block:?}, g {g:e}");
         }
-        assert_eq!(block_fma::quantize(&[-0.0; BLOCK], g, Host).block(), block::quantize(&[-0.0; BLOCK], g));
+        assert_eq!(block_fma::quantize(&[-0.0; BLOCK], g, Processor).block(), block::quantize(&[-0.0; BLOCK], g));
     }
 }
 
@@ -137,7 +119,7 @@ fn blocks_are_the_plain_rules() {
 fn block_scales_are_the_plain_rules() {
     let mut next = random();
     let check = |amax: f32, g: f32| {
-        let scale = block_fma::block_scale(amax, g, Host);
+        let scale = block_fma::block_scale(amax, g, Processor);
         let byte = block_fma::Values { values: [0.0], scale }.scale_byte();
         assert_eq!(byte, block::block_scale(amax.to_bits(), g), "amax {amax:e}, g {g:e}");
     };

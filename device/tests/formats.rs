@@ -106,25 +106,52 @@ fn global_scale_is_always_usable() {
 
 #[test]
 fn exponential_is_within_two_units_in_the_last_place() {
+    use nvfp4_moe_device::format::block_fma::Processor;
     use nvfp4_moe_device::kernels::activation::{exp, scaled_silu};
+    let exp = |x| exp(x, Processor);
     let mut worst = 0f64;
-    for step in -85_999i32..=88_000 {
+    for step in -85_999i32..=86_999 {
         let x = step as f32 * 1e-3;
         let exact = (x as f64).exp();
         worst = worst.max(((exp(x) as f64 - exact) / exact).abs());
     }
     assert!(worst < 2.0 * 2f64.powi(-23), "relative error {worst:e}");
-    assert_eq!((exp(0.0), exp(100.0), exp(-200.0)), (1.0, f32::INFINITY, exp(-86.0)));
+    assert_eq!((exp(0.0), exp(100.0), exp(-200.0)), (1.0, exp(87.0), exp(-86.0)));
     assert_eq!(1.0 + exp(-86.0), 1.0);
-    assert!(scaled_silu(f32::NAN, 1.0, |x, y| x / y).is_nan());
+    assert!(scaled_silu(f32::NAN, 1.0, Processor).is_nan());
+}
+
+/// The GPU's reciprocal for all 24-bit significands: one step from the nearest number to 1/x stays there, and from those beside
+/// it leads there, but for 33. `rcp.approx` starts from none of these: NVIDIA's assembler makes `rcp.rn` with the same step.
+#[test]
+fn one_newton_step_keeps_the_nearest_reciprocal() {
+    let (mut nearest, mut beside) = (0, 0);
+    for significand in 0..1 << 23 {
+        let x = f32::from_bits(1.0f32.to_bits() | significand);
+        let exact = 1.0 / x;
+        let step = |from: u32| {
+            let from = f32::from_bits(from);
+            (-x).mul_add(from, 1.0).mul_add(from, from)
+        };
+        nearest += (step(exact.to_bits()) != exact) as u32;
+        beside += (step(exact.to_bits() + 1) != exact) as u32 + (step(exact.to_bits() - 1) != exact) as u32;
+    }
+    assert_eq!((nearest, beside), (0, 33));
 }
 
 #[test]
 fn clamp_bounds_gate_above_only_and_up_on_both_sides() {
+    use nvfp4_moe_device::format::block_fma::Processor;
     use nvfp4_moe_device::kernels::activation::{ActivationParams, KIND_SWIGLU, activate, scaled_silu};
     let clamped = ActivationParams { kind: KIND_SWIGLU, limit: 10.0, alpha: 1.0, beta: 0.0 };
-    assert_eq!(activate(&clamped, 50.0, 50.0), scaled_silu(10.0, 1.0, |x, y| x / y) * 10.0);
-    assert_eq!(activate(&clamped, 50.0, -50.0), scaled_silu(10.0, 1.0, |x, y| x / y) * -10.0);
-    assert_eq!(activate(&clamped, -20.0, 1.0), scaled_silu(-20.0, 1.0, |x, y| x / y), "gate has no lower bound");
-    assert!(activate(&clamped, f32::NAN, 1.0).is_nan() && activate(&clamped, 1.0, f32::NAN).is_nan());
+    assert_eq!(activate(&clamped, 50.0, 50.0, Processor), scaled_silu(10.0, 1.0, Processor) * 10.0);
+    assert_eq!(activate(&clamped, 50.0, -50.0, Processor), scaled_silu(10.0, 1.0, Processor) * -10.0);
+    assert_eq!(
+        activate(&clamped, -20.0, 1.0, Processor),
+        scaled_silu(-20.0, 1.0, Processor),
+        "gate has no lower bound"
+    );
+    assert!(
+        activate(&clamped, f32::NAN, 1.0, Processor).is_nan() && activate(&clamped, 1.0, f32::NAN, Processor).is_nan()
+    );
 }

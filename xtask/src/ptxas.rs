@@ -1,6 +1,7 @@
 //! `cargo xtask ptxas`: what NVIDIA's assembler makes of the committed PTX, without a GPU.
 //!
-//! The driver's compiler at run time is the same assembler, of the driver's age: what spills here spills there.
+//! The driver's compiler at run time is the same assembler, of the driver's age: what spills here spills there. One that is
+//! older may do worse; the environment variable PTXAS chooses one (`nvidia-cuda-nvcc` has a release for each).
 
 mod category;
 mod record;
@@ -177,6 +178,11 @@ fn problem(module: &str, name: &str, kernel: &Kernel) -> Option<String> {
             "{spill_store_bytes} bytes of spill stores, {spill_load_bytes} of spill loads and {stack_bytes} of stack; \
              at most {allowed} are allowed"
         ));
+    }
+    if kernel.serialized {
+        return Some(
+            "its wgmma instructions wait for each other (\"serialized\"), so nothing is done meanwhile".to_owned(),
+        );
     }
     // The largest block that a multiprocessor can hold; the driver would refuse the launch.
     let mut variants = KernelFamily::ALL.iter().flat_map(|family| family.variants());

@@ -31,10 +31,40 @@ use super::{block, e2m1, ue4m3};
 pub trait Arithmetic: Copy {
     /// `a * b + c`, rounded once.
     fn fused(self, a: f32, b: f32, c: f32) -> f32;
+    /// `1 / x`, rounded to nearest, where x and the reciprocal are normal numbers.
+    fn reciprocal(self, x: f32) -> f32;
     /// The larger of `a >= 0` and `|x|`; NaN if one is.
     fn larger_magnitude(self, a: f32, x: f32) -> f32;
     /// `value`, of which the compiler then knows nothing.
     fn opaque(self, value: u32) -> u32;
+}
+
+/// The processor's instructions, of the same meaning as the GPU's.
+#[cfg(not(target_arch = "nvptx64"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Processor;
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl Arithmetic for Processor {
+    #[inline(always)]
+    fn fused(self, a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn reciprocal(self, x: f32) -> f32 {
+        1.0 / x
+    }
+
+    #[inline(always)]
+    fn larger_magnitude(self, a: f32, x: f32) -> f32 {
+        if a.is_nan() || x.is_nan() { f32::NAN } else { a.max(x.abs()) }
+    }
+
+    #[inline(always)]
+    fn opaque(self, value: u32) -> u32 {
+        value
+    }
 }
 
 /// Bits of the divisors for which the short division is exact where it matters: 2^-100 to 2^126.

@@ -3,6 +3,7 @@
 //! Only additions, multiplications and IEEE divisions, none of them contracted; so an f32 here is the same number
 //! wherever it is computed. `gate` and `up` come with their alpha applied.
 
+use crate::format::block_fma::Arithmetic;
 use bytemuck::{Pod, Zeroable};
 
 /// Which activation, with its numbers; shared by host and device.
@@ -26,38 +27,38 @@ pub const KIND_SWIGLU_OAI: u32 = 1;
 /// `max(up, 0)^2`, no gate.
 pub const KIND_RELU2: u32 = 2;
 
-/// e^x in f32, within 2 units in the last place, for x from -86 on; infinity above 89, and e^-86 below -86.
+/// e^x in f32, within 2 units in the last place, for x from -86 to 87; e^-86 below, e^87 above and for NaN.
 ///
-/// Next to the 1 of a sigmoid e^-86 is nothing. NaN gives infinity or NaN.
+/// In a sigmoid e^-86 is nothing next to 1, and the reciprocal of e^87 is the end of the normal numbers.
 #[inline(always)]
 #[allow(clippy::manual_clamp, reason = "two instructions, and NaN needs no care here")]
-pub fn exp(x: f32) -> f32 {
+pub fn exp(x: f32, arithmetic: impl Arithmetic) -> f32 {
     // Adding this rounds to the nearest integer and leaves it in the low mantissa bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts; the first has so few bits that its product with n is exact.
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = x.min(89.0).max(-86.0);
-    let shifted = x * core::f32::consts::LOG2_E + ROUND;
+    let x = x.min(87.0).max(-86.0);
+    let shifted = arithmetic.fused(x, core::f32::consts::LOG2_E, ROUND);
     let whole = shifted - ROUND;
-    let r = (x - whole * LN2_HIGH) - whole * LN2_LOW;
+    let r = arithmetic.fused(whole, -LN2_LOW, arithmetic.fused(whole, -LN2_HIGH, x));
     // Taylor series of 2 e^r; |r| <= 0.35, so the first term left out is below 2 * 6e-9.
     let mut sum = 2.0 / 5040.0;
-    sum = sum * r + 2.0 / 720.0;
-    sum = sum * r + 2.0 / 120.0;
-    sum = sum * r + 2.0 / 24.0;
-    sum = sum * r + 2.0 / 6.0;
-    sum = sum * r + 1.0;
-    sum = sum * r + 2.0;
-    sum = sum * r + 2.0;
+    sum = arithmetic.fused(sum, r, 2.0 / 720.0);
+    sum = arithmetic.fused(sum, r, 2.0 / 120.0);
+    sum = arithmetic.fused(sum, r, 2.0 / 24.0);
+    sum = arithmetic.fused(sum, r, 2.0 / 6.0);
+    sum = arithmetic.fused(sum, r, 1.0);
+    sum = arithmetic.fused(sum, r, 2.0);
+    sum = arithmetic.fused(sum, r, 2.0);
     // Times 2^(n-1), which is a normal number for n from -124 to 128. The shift leaves nothing of ROUND's own bits.
     sum * f32::from_bits((shifted.to_bits() << 23).wrapping_add(126 << 23))
 }
 
-/// `x / (1 + e^-(alpha x))`.
+/// `x * (1 / (1 + e^-(alpha x)))`.
 #[inline(always)]
-pub fn scaled_silu(x: f32, alpha: f32, mut divide: impl FnMut(f32, f32) -> f32) -> f32 {
-    divide(x, 1.0 + exp(-(alpha * x)))
+pub fn scaled_silu(x: f32, alpha: f32, arithmetic: impl Arithmetic) -> f32 {
+    x * arithmetic.reciprocal(1.0 + exp(-(alpha * x), arithmetic))
 }
 
 /// `min(x, limit)`; NaN stays NaN.
@@ -68,13 +69,7 @@ fn clamp_above(x: f32, limit: f32) -> f32 {
 
 /// One element of h from one element of gate and up.
 #[inline(always)]
-pub fn activate(params: &ActivationParams, gate: f32, up: f32) -> f32 {
-    activate_by(params, gate, up, |x, y| x / y)
-}
-
-/// [`activate`] with a division that gives the same number.
-#[inline(always)]
-pub fn activate_by(params: &ActivationParams, gate: f32, up: f32, divide: impl FnMut(f32, f32) -> f32) -> f32 {
+pub fn activate(params: &ActivationParams, gate: f32, up: f32, arithmetic: impl Arithmetic) -> f32 {
     if params.kind == KIND_RELU2 {
         let positive = if up < 0.0 { 0.0 } else { up };
         return positive * positive;
@@ -82,8 +77,8 @@ pub fn activate_by(params: &ActivationParams, gate: f32, up: f32, divide: impl F
     let gate = clamp_above(gate, params.limit);
     let up = -clamp_above(-clamp_above(up, params.limit), params.limit);
     if params.kind == KIND_SWIGLU {
-        scaled_silu(gate, 1.0, divide) * up
+        scaled_silu(gate, 1.0, arithmetic) * up
     } else {
-        scaled_silu(gate, params.alpha, divide) * (up + params.beta)
+        scaled_silu(gate, params.alpha, arithmetic) * (up + params.beta)
     }
 }

@@ -14,6 +14,13 @@ impl Arithmetic for Gpu {
         fused(a, b, c)
     }
 
+    /// One Newton step from the approximate reciprocal, as NVIDIA's assembler makes `rcp.rn.f32` for normal numbers.
+    #[inline(always)]
+    fn reciprocal(self, x: f32) -> f32 {
+        let approximate = approximate_reciprocal(x);
+        fused(fused(-x, approximate, 1.0), approximate, approximate)
+    }
+
     #[inline(always)]
     fn larger_magnitude(self, a: f32, x: f32) -> f32 {
         max_nan(a, f32::from_bits(x.to_bits() & 0x7FFF_FFFF))
@@ -44,17 +51,6 @@ pub fn approximate_reciprocal(x: f32) -> f32 {
     // SAFETY: registers only.
     unsafe { asm!("rcp.approx.ftz.f32 {0}, {1};", out(reg32) d, in(reg32) x, options(pure, nomem, nostack)) };
     d
-}
-
-/// `x / y`, rounded once, where both magnitudes are from 2^-60 to 2^60: two Newton steps, each a fused residual, as in the
-/// usual path of `div.rn.f32`, whose tests for other numbers the caller makes for many divisions at once.
-#[inline(always)]
-pub fn divide_moderate(x: f32, y: f32) -> f32 {
-    let approximate = approximate_reciprocal(y);
-    let reciprocal = fused(fused(-y, approximate, 1.0), approximate, approximate);
-    let quotient = x * reciprocal;
-    let better = fused(fused(-y, quotient, x), reciprocal, quotient);
-    fused(fused(-y, better, x), reciprocal, better)
 }
 
 /// `max.NaN.f32`: the larger number; NaN if one is.

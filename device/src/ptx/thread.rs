@@ -37,12 +37,29 @@ pub fn sync_threads() {
     unsafe { nvptx::_syncthreads() }
 }
 
+/// `bar.sync` of so many threads, all of whole warps.
+#[inline(always)]
+pub fn sync_some(barrier: u32, threads: u32) {
+    // SAFETY: a barrier touches no memory of ours; that all threads arrive is the kernels' structure.
+    unsafe { asm!("bar.sync {0}, {1};", in(reg32) barrier, in(reg32) threads, options(nostack)) };
+}
+
 /// `value`, of which the compiler then knows nothing: a loop that counts with it is not unrolled.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same;
     // SAFETY: registers only.
     unsafe { asm!("mov.b32 {0}, {1};", out(reg32) same, in(reg32) value, options(pure, nomem, nostack)) };
+    same
+}
+
+/// `value`, of which the compiler then knows nothing: what follows from it is computed behind this, and not kept from before
+/// in registers that are scarce.
+#[inline(always)]
+pub fn anew(value: u32) -> u32 {
+    let same;
+    // SAFETY: registers only.
+    unsafe { asm!("mov.b32 {0}, {1};", out(reg32) same, in(reg32) value, options(nomem, nostack)) };
     same
 }
 

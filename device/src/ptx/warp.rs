@@ -50,6 +50,18 @@ pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
     shuffled
 }
 
+/// `shfl.sync.idx.b32` of lane 0: a value that all lanes have, in a form in which the compiler of PTX knows that.
+#[inline(always)]
+pub fn uniform(value: u32) -> u32 {
+    let same;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("shfl.sync.idx.b32 {0}, {1}, 0, 31, {2};",
+            out(reg32) same, in(reg32) value, in(reg32) ALL, options(nomem, nostack))
+    };
+    same
+}
+
 /// `bar.warp.sync`: the lanes of a warp, and what they wrote before.
 #[inline(always)]
 pub fn sync_warp() {

@@ -23,53 +23,55 @@ pub fn wait_group<const PENDING: u32>() {
     unsafe { asm!("wgmma.wait_group.sync.aligned {0};", const PENDING, options(nostack)) };
 }
 
+/// A matrix descriptor (PTX ISA, "Matrix Descriptor Format"), in halves: the low one has the address in units of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// Bits 0 to 31.
+    pub low: u32,
+    /// Bits 32 to 63.
+    pub high: u32,
+}
+
+impl Descriptor {
+    /// The matrix so many units of 16 bytes further.
+    #[inline(always)]
+    pub fn further(self, units: u32) -> Self {
+        Self { low: self.low + units, ..self }
+    }
+}
+
 /// Accumulators of 64 rows x `8 * N` columns, of which each warp has 16 rows: `[n]` as in `mma.sync.m16n8k16`.
 pub type Fragments<const N: usize> = [[f32; 4]; N];
 
-/// Numbers of fragments of 8 columns for which there is an instruction here.
-pub trait Multiply {
-    /// `wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16`: `self += a * b`, b by its matrix descriptor, K-major.
+/// Sums of which the first ones can be multiplied: a number of fragments that is a constant, with an instruction here.
+pub trait Multiply<const SLOT_FRAGMENTS: usize> {
+    /// `wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16`, N = 8 `SLOT_FRAGMENTS`: `self[..SLOT_FRAGMENTS] += a * b`, b by
+    /// its matrix descriptor, K-major.
     ///
     /// # Safety
     /// All warps of the warpgroup take part; the registers were fenced, and nobody touches them or the matrix until the
     /// group was waited for; the descriptor is of shared memory that was written.
-    unsafe fn multiply(&mut self, a: [u32; 4], b: u64);
-
-    /// Nothing, but in order with the waits: without it the compiler could use a sum before the wait for it.
-    fn settle(&mut self);
+    unsafe fn multiply(&mut self, a: [u32; 4], b: Descriptor);
 }
 
-/// One shape: its columns, and the accumulators' indices.
+/// One shape: its columns, and the operands' numbers.
 macro_rules! multiply {
-    ($columns:literal: $first:literal $($index:literal)*; $a0:literal $a1:literal $a2:literal $a3:literal $b:literal) => {
-        impl Multiply for Fragments<{ $columns / 8 }> {
+    ($columns:literal: $first:literal $($index:literal)*; $a0:literal $a1:literal $a2:literal $a3:literal $low:literal $high:literal) => {
+        impl<const N: usize> Multiply<{ $columns / 8 }> for Fragments<N> {
             #[inline(always)]
-            unsafe fn multiply(&mut self, a: [u32; 4], b: u64) {
+            unsafe fn multiply(&mut self, a: [u32; 4], b: Descriptor) {
                 // SAFETY: the caller's contract.
                 unsafe {
                     asm!(
                         concat!(
-                            "{{ .reg .pred add; setp.eq.u32 add, 0, 0; ",
+                            "{{ .reg .pred add; .reg .b64 b; setp.eq.u32 add, 0, 0; mov.b64 b, {{{", $low, "}, {", $high, "}}}; ",
                             "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.f16.f16 {{{", $first, "}",
                             $(", {", $index, "}",)*
-                            "}}, {{{", $a0, "}, {", $a1, "}, {", $a2, "}, {", $a3, "}}}, {", $b, "}, add, 1, 1, 0; }}"
+                            "}}, {{{", $a0, "}, {", $a1, "}, {", $a2, "}, {", $a3, "}}}, b, add, 1, 1, 0; }}"
                         ),
                         inout(reg32) self[$first / 4][$first % 4],
                         $(inout(reg32) self[$index / 4][$index % 4],)*
-                        in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg64) b,
-                        options(nostack)
-                    )
-                };
-            }
-
-            #[inline(always)]
-            fn settle(&mut self) {
-                // SAFETY: no instruction.
-                unsafe {
-                    asm!(
-                        concat!("// {", $first, "}", $(" {", $index, "}",)*),
-                        inout(reg32) self[$first / 4][$first % 4],
-                        $(inout(reg32) self[$index / 4][$index % 4],)*
+                        in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b.low, in(reg32) b.high,
                         options(nostack)
                     )
                 };
@@ -77,12 +79,30 @@ macro_rules! multiply {
         }
     };
 }
-multiply!(16: 0 1 2 3 4 5 6 7; 8 9 10 11 12);
-multiply!(32: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; 16 17 18 19 20);
-multiply!(48: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23; 24 25 26 27 28);
-multiply!(64: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31; 32 33 34 35 36);
-multiply!(80: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39; 40 41 42 43 44);
-multiply!(96: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47; 48 49 50 51 52);
-multiply!(112: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55; 56 57 58 59 60);
-multiply!(128: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63; 64 65 66 67 68);
-multiply!(144: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71; 72 73 74 75 76);
+multiply!(16: 0 1 2 3 4 5 6 7; 8 9 10 11 12 13);
+multiply!(32: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; 16 17 18 19 20 21);
+multiply!(48: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23; 24 25 26 27 28 29);
+multiply!(64: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31; 32 33 34 35 36 37);
+multiply!(80: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39; 40 41 42 43 44 45);
+multiply!(96: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47; 48 49 50 51 52 53);
+multiply!(112: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55; 56 57 58 59 60 61);
+multiply!(128: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63; 64 65 66 67 68 69);
+multiply!(144: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71; 72 73 74 75 76 77);
+multiply!(160: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79; 80 81 82 83 84 85);
+multiply!(176: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87; 88 89 90 91 92 93);
+multiply!(192: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95; 96 97 98 99 100 101);
+
+/// Nothing, but in order with the waits: without it the compiler could use sums before the wait for them. Operands that are
+/// used here too have the same registers in all branches that end here.
+#[inline(always)]
+pub fn settle<const N: usize, const OPERANDS: usize>(sums: &mut Fragments<N>, operands: &mut [[u32; 4]; OPERANDS]) {
+    // SAFETY: no instruction.
+    unsafe {
+        for sum in sums.as_flattened_mut() {
+            asm!("// {0}", inout(reg32) * sum, options(nostack));
+        }
+        for operand in operands.as_flattened_mut() {
+            asm!("// {0}", inout(reg32) * operand, options(nostack));
+        }
+    }
+}

@@ -25,6 +25,7 @@ pub(super) struct Kernel {
     pub(super) spill_load_bytes: u32,
     pub(super) stack_bytes: u32,
     pub(super) barriers: u32,
+    pub(super) serialized: bool,
     pub(super) instructions: usize,
     pub(super) outside_calls: usize,
     pub(super) loops: Vec<Loop>,
@@ -32,8 +33,15 @@ pub(super) struct Kernel {
 
 impl Kernel {
     pub(super) fn new(resources: Resources, code: Code) -> Self {
-        let Resources { registers, shared_bytes, stack_bytes, spill_store_bytes, spill_load_bytes, barriers } =
-            resources;
+        let Resources {
+            registers,
+            shared_bytes,
+            stack_bytes,
+            spill_store_bytes,
+            spill_load_bytes,
+            barriers,
+            serialized,
+        } = resources;
         let Code { instructions, outside_calls, loops } = code;
         Self {
             registers,
@@ -42,6 +50,7 @@ impl Kernel {
             spill_load_bytes,
             stack_bytes,
             barriers,
+            serialized,
             instructions,
             outside_calls,
             loops,
@@ -151,6 +160,7 @@ mod tests {
             spill_load_bytes: 0,
             stack_bytes: 0,
             barriers: 1,
+            serialized: false,
             instructions: 100,
             outside_calls: 0,
             loops: vec![Loop {

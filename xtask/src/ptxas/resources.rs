@@ -14,6 +14,9 @@ pub(super) struct Resources {
     pub(super) spill_store_bytes: u32,
     pub(super) spill_load_bytes: u32,
     pub(super) barriers: u32,
+    /// Whether its `wgmma` instructions wait for each other, which the assembler only remarks: nothing else changes but the
+    /// speed.
+    pub(super) serialized: bool,
 }
 
 /// The report's kernels by name. A function that a kernel calls counts as part of it.
@@ -39,6 +42,11 @@ pub(super) fn parse(report: &str) -> Result<BTreeMap<String, Resources>> {
             kernel.barriers = number_before(line, " barriers").unwrap_or(0);
             kernel.shared_bytes = number_before(line, " bytes smem").unwrap_or(0);
         }
+    }
+    for line in report.lines().filter(|line| line.contains("wgmma") && line.contains("serialized")) {
+        let name = line.split_once("function '").and_then(|(_, rest)| rest.split('\'').next());
+        let kernel = name.and_then(|name| kernels.get_mut(name));
+        kernel.with_context(|| format!("{line:?} of ptxas names no kernel"))?.serialized = true;
     }
     for (name, kernel) in &kernels {
         if kernel.registers == 0 {
@@ -83,6 +91,15 @@ ptxas info    : Used 255 registers
             ..Resources::default()
         };
         assert_eq!(kernels, BTreeMap::from([("first".to_owned(), first), ("second".to_owned(), second)]));
+    }
+
+    #[test]
+    fn a_remark_on_serialized_products_counts_for_its_kernel() {
+        let remark = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
+                      insufficient register resources for the function 'second'\n";
+        let kernels = parse(&format!("{remark}{REPORT}")).unwrap();
+        assert!(kernels["second"].serialized && !kernels["first"].serialized);
+        parse(&format!("{}{REPORT}", remark.replace("second", "third"))).unwrap_err();
     }
 
     #[test]

@@ -6,14 +6,12 @@ use crate::format::BLOCK;
 use crate::format::block_fma::{self, Values};
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 #[cfg(nvfp4_arch = "sm80")]
-use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
-#[cfg(nvfp4_arch = "sm80")]
 use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
-use crate::kernels::activation::{KIND_SWIGLU, activate, activate_by};
+use crate::kernels::activation::activate;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
-use crate::ptx::float::{Gpu, divide_moderate};
+use crate::ptx::float::Gpu;
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
 
@@ -51,14 +49,10 @@ fn larger(a: u32, b: u32) -> u32 {
     if a > b { a } else { b }
 }
 
-/// One slot's row of the output; `TILES`: what is quantized goes into the tiles of its expert's [`SlotGroups`].
-#[cfg_attr(nvfp4_arch = "sm120", allow(dead_code, reason = "no tiles of slots there"))]
-struct OutputRow<'a, const TILES: bool> {
+/// One slot's row of the output.
+struct OutputRow<'a> {
     params: &'a GroupedGemmParams,
-    tile: &'a Tile,
     slot: usize,
-    /// Its number in the tile.
-    inner: usize,
     exists: bool,
     /// Decode scale of h.
     h_scale: f32,
@@ -66,7 +60,7 @@ struct OutputRow<'a, const TILES: bool> {
     lane: u32,
 }
 
-impl<const TILES: bool> OutputRow<'_, TILES> {
+impl OutputRow<'_> {
     /// Stores columns `first + g` and `first + 8 + g`, in f32 or quantized. All lanes take part.
     #[inline(always)]
     unsafe fn store(&self, first: u32, low: f32, high: f32) {
@@ -94,7 +88,7 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
     unsafe fn store_quantized(&self, first: usize, values: &[f32; 2], amax: f32) {
         let exists = self.exists && first < self.params.columns as usize;
         // What is derived of it must not be kept in registers, of which there are none left.
-        let h_scale = if TILES { self.h_scale } else { f32::from_bits(opaque(self.h_scale.to_bits())) };
+        let h_scale = f32::from_bits(opaque(self.h_scale.to_bits()));
         let scale = block_fma::block_scale(amax, h_scale, Gpu);
         let quantized = block_fma::round(values, amax, scale, h_scale, Gpu);
         // SAFETY: the slot exists and so do all 16 columns.
@@ -110,17 +104,7 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
         }
         let columns = self.params.columns as usize;
         let stride = columns.next_multiple_of(Order::K);
-        let Tile { expert, expert_slot, expert_slots, .. } = *self.tile;
-        let place = |column: usize| {
-            if TILES {
-                // What is the same for all fragments stands in front: a token tile is whole groups.
-                let groups = SlotGroups::new(expert as usize, expert_slot as usize, expert_slots as usize);
-                let group = ((self.tile.slot - expert_slot) as usize + self.inner) / GROUP_SLOTS;
-                groups.place(stride / Order::K, self.inner % GROUP_SLOTS, column) + group * TILE_ELEMENTS
-            } else {
-                self.slot * stride + tile_mma::activation_place(column)
-            }
-        };
+        let place = |column: usize| self.slot * stride + tile_mma::activation_place(column);
         let output = self.params.output as *mut u16;
         let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
         let pair = quantized.f16_pair(0, 1);
@@ -161,42 +145,12 @@ impl<const TILES: bool> OutputRow<'_, TILES> {
     }
 }
 
-/// Writes a warp's results. `TILES`: what is quantized goes into tiles, not into rows; `TURN`: fragments of
-/// 8 slots at a time, for the usual layers.
+/// Writes a warp's results.
 ///
 /// # Safety
 /// The params' pointers are as documented there; all lanes take part.
 #[inline(always)]
-pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize, const TURN: usize, const TILES: bool>(
-    params: &GroupedGemmParams,
-    tile: &Tile,
-    accumulators: &Accumulators<SLOT_FRAGMENTS>,
-    warp: &Warp,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if !TILES {
-            return write_fragments::<SLOT_FRAGMENTS, 1>(params, tile, accumulators, warp);
-        }
-        // For the compiler to leave out what is not needed.
-        let mut values = *params;
-        if params.quantized != 0 {
-            values.activation.kind = KIND_SWIGLU;
-            return write_swiglu::<SLOT_FRAGMENTS, TURN>(&values, tile, accumulators, warp);
-        }
-        values.quantized = 0;
-        if params.epilogue == Epilogue::Down as u32 {
-            values.epilogue = Epilogue::Down as u32;
-            write_fragments::<SLOT_FRAGMENTS, TURN>(&values, tile, accumulators, warp);
-        } else {
-            write_fragments::<SLOT_FRAGMENTS, 1>(&values, tile, accumulators, warp);
-        }
-    }
-}
-
-/// [`write_results`] of `TURN` fragments of 8 slots at a time.
-#[inline(always)]
-unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(
+pub(super) unsafe fn write_results<const SLOT_FRAGMENTS: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
     accumulators: &Accumulators<SLOT_FRAGMENTS>,
@@ -206,7 +160,6 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(
     let row = tile.row + warp.row;
     let end = warp.slot + SLOT_FRAGMENTS as u32 * 8;
     let end = if end < tile.slots { end } else { tile.slots };
-    const { assert!(SLOT_FRAGMENTS.is_multiple_of(TURN)) };
     let mut accumulators = *accumulators;
     // SAFETY: only slots of the tile and columns of the matrix are touched.
     unsafe {
@@ -214,60 +167,49 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(
         let second = params.epilogue == Epilogue::Down as u32;
         let mut fragment_slot = warp.slot;
         while fragment_slot < end {
-            let mut turn = 0;
-            while turn < TURN {
-                let mut j = 0;
-                while j < 2 {
-                    let inner = fragment_slot + 8 * turn as u32 + 2 * q + j as u32;
-                    let exists = inner < tile.slots;
-                    let slot = (tile.slot + inner) as usize;
-                    let input_scale = if params.row_scales == 0 {
-                        if second { scales.l2_input } else { scales.l1_input }
-                    } else if exists {
-                        let source =
-                            if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
-                        *(params.row_scales as *const f32).add(source)
-                    } else {
-                        0.0
-                    };
-                    let output = OutputRow::<false> {
-                        params,
-                        tile,
-                        slot,
-                        inner: inner as usize,
-                        exists,
-                        h_scale: scales.l2_input,
-                        lane: g,
-                    };
-                    if params.epilogue == Epilogue::Gated as u32 {
-                        let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
-                        let h = accumulators.map(|fragment| {
-                            activate(
-                                &params.activation,
-                                (fragment[turn][j] * UNSCALE) * gate,
-                                (fragment[turn][j + 2] * UNSCALE) * up,
-                            )
+            let mut j = 0;
+            while j < 2 {
+                let inner = fragment_slot + 2 * q + j as u32;
+                let exists = inner < tile.slots;
+                let slot = (tile.slot + inner) as usize;
+                let input_scale = if params.row_scales == 0 {
+                    if second { scales.l2_input } else { scales.l1_input }
+                } else if exists {
+                    let source =
+                        if params.gather == 0 { slot } else { *(params.gather as *const u32).add(slot) as usize };
+                    *(params.row_scales as *const f32).add(source)
+                } else {
+                    0.0
+                };
+                let output = OutputRow { params, slot, exists, h_scale: scales.l2_input, lane: g };
+                if params.epilogue == Epilogue::Gated as u32 {
+                    let (gate, up) = (input_scale * scales.gate, input_scale * scales.up);
+                    let h = accumulators.map(|fragment| {
+                        activate(
+                            &params.activation,
+                            (fragment[0][j] * UNSCALE) * gate,
+                            (fragment[0][j + 2] * UNSCALE) * up,
+                            Gpu,
+                        )
+                    });
+                    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
+                    output.store(column as u32, h[0], h[1]);
+                } else {
+                    let alpha = input_scale * if second { scales.down } else { scales.up };
+                    let mut m = 0;
+                    while m < ROW_FRAGMENTS {
+                        let pair = [accumulators[m][0][j], accumulators[m][0][j + 2]].map(|sum| {
+                            let sum = sum * UNSCALE;
+                            if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha, Gpu) }
                         });
-                        let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, row as usize);
-                        output.store(column as u32, h[0], h[1]);
-                    } else {
-                        let alpha = input_scale * if second { scales.down } else { scales.up };
-                        let mut m = 0;
-                        while m < ROW_FRAGMENTS {
-                            let pair = [accumulators[m][turn][j], accumulators[m][turn][j + 2]].map(|sum| {
-                                let sum = sum * UNSCALE;
-                                if second { sum * alpha } else { activate(&params.activation, 0.0, sum * alpha) }
-                            });
-                            output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
-                            m += 1;
-                        }
+                        output.store(row + (m * FRAGMENT_ROWS) as u32, pair[0], pair[1]);
+                        m += 1;
                     }
-                    j += 1;
                 }
-                turn += 1;
+                j += 1;
             }
-            turn_fragments::<SLOT_FRAGMENTS, TURN>(&mut accumulators);
-            fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
+            rotate(&mut accumulators);
+            fragment_slot = opaque(fragment_slot + 8);
         }
     }
 }
@@ -275,104 +217,15 @@ unsafe fn write_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(
 /// The next fragments' turn. The compiler must neither unroll nor peel the loop around this (so it is a rotation, and the
 /// count is opaque): a small body stays in the instruction cache.
 #[inline(always)]
-fn turn_fragments<const SLOT_FRAGMENTS: usize, const TURN: usize>(accumulators: &mut Accumulators<SLOT_FRAGMENTS>) {
+fn rotate<const SLOT_FRAGMENTS: usize>(accumulators: &mut Accumulators<SLOT_FRAGMENTS>) {
     let mut m = 0;
     while m < ROW_FRAGMENTS {
         let first = accumulators[m];
         let mut n = 0;
         while n < SLOT_FRAGMENTS {
-            accumulators[m][n] = first[(n + TURN) % SLOT_FRAGMENTS];
+            accumulators[m][n] = first[(n + 1) % SLOT_FRAGMENTS];
             n += 1;
         }
         m += 1;
-    }
-}
-
-/// [`write_results`] of SwiGLU that is quantized into tiles under a scale that is known, `TURN` fragments of 8 slots at a
-/// time: as few branches as possible, so that instructions of different elements stand between dependent ones.
-#[inline(always)]
-unsafe fn write_swiglu<const SLOT_FRAGMENTS: usize, const TURN: usize>(
-    params: &GroupedGemmParams,
-    tile: &Tile,
-    accumulators: &Accumulators<SLOT_FRAGMENTS>,
-    warp: &Warp,
-) {
-    let (g, q) = (warp.lane / 4, warp.lane % 4);
-    let (Half::Gate | Half::Up, column) = deinterleaved_row(Order::INTERLEAVE, (tile.row + warp.row) as usize);
-    let mut accumulators = *accumulators;
-    // SAFETY: only slots of the tile and columns of the matrix are touched.
-    unsafe {
-        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
-        let (gate, up) = (scales.l1_input * scales.gate, scales.l1_input * scales.up);
-        let mut fragment_slot = 0;
-        while fragment_slot < tile.slots {
-            let mut h = [[[0.0; ROW_FRAGMENTS]; 2]; TURN];
-            let (mut least, mut largest) = (u32::MAX, 0);
-            let sums = |turn: usize, j: usize, m: usize| {
-                let fragment = accumulators[m][turn];
-                [fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up]
-            };
-            each::<TURN>(|turn, j, m| {
-                let [gate, up] = sums(turn, j, m);
-                h[turn][j][m] = activate_by(&params.activation, gate, up, |x, y| {
-                    let magnitude = x.to_bits() & 0x7FFF_FFFF;
-                    least = if magnitude < least { magnitude } else { least };
-                    // y is 1 at least.
-                    largest = larger(larger(magnitude, y.to_bits()), largest);
-                    divide_moderate(x, y)
-                });
-            });
-            if least < *block_fma::MODERATE.start() || largest > *block_fma::MODERATE.end() {
-                each::<TURN>(|turn, j, m| {
-                    let [gate, up] = sums(turn, j, m);
-                    h[turn][j][m] = activate(&params.activation, gate, up);
-                });
-            }
-            let mut amax = h.map(|h| h.map(|h| block_fma::largest_magnitude(&h, Gpu).to_bits()));
-            let mut mask = 4;
-            while mask < 32 {
-                amax = amax.map(|amax| amax.map(|amax| larger(amax, shuffle_xor(amax, mask))));
-                mask *= 2;
-            }
-            let mut turn = 0;
-            while turn < TURN {
-                let mut j = 0;
-                while j < 2 {
-                    let inner = fragment_slot + 8 * turn as u32 + 2 * q + j as u32;
-                    let output = OutputRow::<true> {
-                        params,
-                        tile,
-                        slot: (tile.slot + inner) as usize,
-                        inner: inner as usize,
-                        exists: inner < tile.slots,
-                        h_scale: scales.l2_input,
-                        lane: g,
-                    };
-                    output.store_quantized(column, &h[turn][j], f32::from_bits(amax[turn][j]));
-                    j += 1;
-                }
-                turn += 1;
-            }
-            turn_fragments::<SLOT_FRAGMENTS, TURN>(&mut accumulators);
-            fragment_slot = opaque(fragment_slot + 8 * TURN as u32);
-        }
-    }
-}
-
-/// Calls `f` with every fragment of a turn, slot of a lane's two, and row fragment.
-#[inline(always)]
-fn each<const TURN: usize>(mut f: impl FnMut(usize, usize, usize)) {
-    let mut turn = 0;
-    while turn < TURN {
-        let mut j = 0;
-        while j < 2 {
-            let mut m = 0;
-            while m < ROW_FRAGMENTS {
-                f(turn, j, m);
-                m += 1;
-            }
-            j += 1;
-        }
-        turn += 1;
     }
 }

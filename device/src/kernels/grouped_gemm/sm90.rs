@@ -9,37 +9,45 @@
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
-use super::{ROW_FRAGMENTS, Variant, sm80};
+use super::{Variant, sm80};
+use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 
-/// Warpgroups that multiply.
-const CONSUMERS: usize = 2;
-/// Warps of a warpgroup.
-const GROUP_WARPS: usize = 4;
+/// Warpgroups that multiply, and their warps.
+const CONSUMERS: u32 = 3;
+const CONSUMER_WARPS: u32 = CONSUMERS * 4;
+/// Weight tiles of a stage: one a warp.
+const ROW_TILES: usize = CONSUMER_WARPS as usize;
 /// Weight rows of a tile.
-pub const ROWS: usize = CONSUMERS * GROUP_WARPS * ROW_FRAGMENTS * FRAGMENT_ROWS;
+pub const ROWS: usize = ROW_TILES * FRAGMENT_ROWS;
 /// Slots of a tile.
-pub const SLOTS: usize = 144;
+pub const SLOTS: usize = 192;
 /// Stages of the ring: 64 of K each.
-pub const STAGES: usize = 8;
+pub const STAGES: usize = 6;
 /// Threads of a block: those that multiply, and a warpgroup of which one warp copies.
-pub const THREADS: u32 = ((CONSUMERS + 1) * GROUP_WARPS * 32) as u32;
+pub const THREADS: u32 = (CONSUMERS + 1) * 128;
 
 /// Bytes of a stage's activations; weights follow.
 const ACTIVATION_BYTES: usize = SLOTS / GROUP_SLOTS * TILE_BYTES;
-/// Weight tiles of a stage.
-const ROW_TILES: usize = ROWS / MmaTile::ROWS;
-/// Bytes of a stage.
-pub const STAGE_BYTES: usize = ACTIVATION_BYTES + ROW_TILES * MmaTile::BYTES;
-/// Where the barriers are, behind the ring: full and empty ones.
-const BARRIERS_AT: usize = STAGES * STAGE_BYTES;
+/// Bytes of a stage; an atom of the swizzle begins at a multiple of its 1024 bytes.
+pub const STAGE_BYTES: usize = (ACTIVATION_BYTES + ROW_TILES * MmaTile::BYTES).next_multiple_of(1024);
+
+/// Slots whose elements of h two warps, which have the halves of the same blocks, quantize at a time.
+const STAGED_SLOTS: usize = 32;
+/// f32 elements from one slot to the next where h is staged: the lanes of a fragment (8 rows, every second slot) meet no bank
+/// twice.
+const STAGED_STRIDE: usize = BLOCK + 4;
+/// Bytes of what two warps stage.
+const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
+/// Where they are: behind the ring and its barriers.
+const STAGED_AT: usize = (STAGES * (STAGE_BYTES + 2 * 8)).next_multiple_of(16);
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
-const REGISTERS: u32 = 168;
-const CONSUMER_REGISTERS: u32 = 232;
-const PRODUCER_REGISTERS: u32 = 40;
+const REGISTERS: u32 = 128;
+const CONSUMER_REGISTERS: u32 = 160;
+const PRODUCER_REGISTERS: u32 = 32;
 
 /// The variants: few slots as on every GPU, then this kernel.
 pub const VARIANTS: [Variant; 2] = [
@@ -50,7 +58,7 @@ pub const VARIANTS: [Variant; 2] = [
         slots: SLOTS,
         threads: THREADS,
         registers: REGISTERS,
-        shared_bytes: (BARRIERS_AT + STAGES * 2 * 8) as u32,
+        shared_bytes: (STAGED_AT + CONSUMER_WARPS as usize / 2 * STAGED_BYTES) as u32,
         quantizes: true,
         tiles: true,
     },
@@ -58,14 +66,15 @@ pub const VARIANTS: [Variant; 2] = [
 
 const _: () = {
     // A block starts with what it has, and leaves before it takes.
-    assert!(CONSUMERS as u32 * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS as u32 + 1) * REGISTERS);
+    assert!(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * REGISTERS);
     // What sm_90 gives a block.
     assert!(VARIANTS[1].shared_bytes <= 227 * 1024);
     // A tile's share of K is one run of bytes.
-    assert!(ROW_TILES == MmaTile::GROUP);
-    // An atom of the swizzle begins at a multiple of its 1024 bytes.
-    assert!(STAGE_BYTES.is_multiple_of(1024) && TILE_BYTES == 1024);
+    assert!(MmaTile::GROUP.is_multiple_of(ROW_TILES));
+    assert!(TILE_BYTES == 1024);
 };
 
 #[cfg(nvfp4_arch = "sm90")]
 mod device;
+#[cfg(nvfp4_arch = "sm90")]
+mod epilogue;

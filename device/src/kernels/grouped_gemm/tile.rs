@@ -18,9 +18,9 @@ pub(super) struct Tile {
     pub(super) slot: u32,
     pub(super) slots: u32,
     /// First slot of the expert, and how many it has: for tiles of slots.
-    #[cfg_attr(nvfp4_arch = "sm120", allow(dead_code))]
+    #[cfg_attr(not(nvfp4_arch = "sm90"), allow(dead_code))]
     pub(super) expert_slot: u32,
-    #[cfg_attr(nvfp4_arch = "sm120", allow(dead_code))]
+    #[cfg_attr(not(nvfp4_arch = "sm90"), allow(dead_code))]
     pub(super) expert_slots: u32,
 }
 

@@ -11,6 +11,7 @@ mod avx512;
 mod portable;
 
 use bytemuck::{Pod, Zeroable};
+use nvfp4_moe_device::format::block_fma::Processor;
 use nvfp4_moe_device::format::packed::TileOrder;
 use nvfp4_moe_device::format::slots::PANEL_SLOTS;
 use nvfp4_moe_device::format::tile_cpu::CpuTile;
@@ -81,7 +82,7 @@ impl ActBlock {
 fn activate(params: &ActivationParams, gate: &RowTile, gate_alpha: f32, up: &RowTile, up_alpha: f32) -> RowTile {
     let mut h = [0.0; ROWS];
     for (h, (gate, up)) in h.iter_mut().zip(gate.iter().zip(up)) {
-        *h = activation::activate(params, gate * gate_alpha, up * up_alpha);
+        *h = activation::activate(params, gate * gate_alpha, up * up_alpha, Processor);
     }
     h
 }

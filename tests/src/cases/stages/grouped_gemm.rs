@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use half::f16;
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::schedule::activation_params;
+use nvfp4_moe_device::format::block_fma::Processor;
 use nvfp4_moe_device::format::packed::{Half, MatrixLayout, TileOrder, interleaved_row};
 use nvfp4_moe_device::format::slot_groups::{GROUP_SLOTS, SlotGroups, most_groups};
 use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_place};
@@ -56,7 +57,8 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         columns,
         k,
         slots: slots.to_vec(),
-        gather,
+        // Tiles have a row a slot.
+        gather: gather && !variant.tiles,
         quantized: false,
     };
     let barely_limited = Activation::SwiGluOai { alpha: 1.702, beta: 1.0, limit: 150.0 };
@@ -98,6 +100,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Ungated, Activation::Relu2, 144, 64, &[5, 0, 12], false),
         request(Epilogue::Ungated, Activation::Relu2, 48, 32, &[1], true),
         request(Epilogue::Gated, SWIGLU, 80, 64, &[12, 20, 3], false),
+        request(Epilogue::Gated, limited, 112, 64, &[slots - 7, 33], false),
         request(Epilogue::Ungated, Activation::Relu2, 80, 64, &[3, 12, 20], false),
     ];
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
@@ -318,8 +321,8 @@ pub(super) fn result(
     scales: &ExpertScales,
 ) -> f32 {
     match epilogue {
-        Epilogue::Gated => activate(activation, first * (g * scales.gate), up * (g * scales.up)),
-        Epilogue::Ungated => activate(activation, 0.0, first * (g * scales.up)),
+        Epilogue::Gated => activate(activation, first * (g * scales.gate), up * (g * scales.up), Processor),
+        Epilogue::Ungated => activate(activation, 0.0, first * (g * scales.up), Processor),
         Epilogue::Down => first * (g * scales.down),
     }
 }

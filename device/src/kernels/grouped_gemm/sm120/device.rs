@@ -228,7 +228,7 @@ unsafe fn consume<const SLOT_FRAGMENTS: usize>(
             k_tile += STAGE_TILES as u32;
         }
         if works {
-            write_results::<_, 1, false>(params, tile, &accumulators, &warp);
+            write_results(params, tile, &accumulators, &warp);
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::kernels::grouped_gemm::epilogue::UNSCALE;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};
+use crate::ptx::float::Gpu;
 use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::shared;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
@@ -165,11 +166,11 @@ unsafe fn write_results<const ROWS: usize>(params: &GroupedGemmParams, tile: &Ti
             let value = if gated {
                 let gate = staged(interleaved_row(MmaTile::INTERLEAVE, Half::Gate, column as usize) as u32);
                 let up = staged(interleaved_row(MmaTile::INTERLEAVE, Half::Up, column as usize) as u32);
-                activate(&params.activation, gate * (g * scales.gate), up * (g * scales.up))
+                activate(&params.activation, gate * (g * scales.gate), up * (g * scales.up), Gpu)
             } else if params.epilogue == Epilogue::Down as u32 {
                 staged(column) * (g * scales.down)
             } else {
-                activate(&params.activation, 0.0, staged(column) * (g * scales.up))
+                activate(&params.activation, 0.0, staged(column) * (g * scales.up), Gpu)
             };
             let column = column + if gated { tile.row / 2 } else { tile.row };
             if column < params.columns {

@@ -16,7 +16,7 @@ use crate::params::GroupedGemmParams;
 use crate::ptx::asynchronous::{commit_group, copy_16_if, wait_group};
 use crate::ptx::matrix::mma_m16n8k16_f16;
 use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
-use crate::ptx::warp::sync_warp;
+use crate::ptx::warp::{sync_warp, uniform};
 use crate::ptx::{global, grid, shared};
 
 const TILE_CHUNKS: u32 = super::TILE_CHUNKS as u32;
@@ -246,7 +246,7 @@ unsafe fn unit<const SLOT_FRAGMENTS: usize, const AHEAD: usize>(
         // The next unit's copies may not overtake the last reads.
         sync_warp();
         next();
-        write_results::<_, 1, false>(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
+        write_results(params, tile, &accumulators, &Warp { lane: ring.lane, row: 0, slot: 0 });
     }
 }
 
@@ -270,7 +270,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         if rounds == 0 {
             return;
         }
-        let warps = (end - first).div_ceil(rounds);
+        let warps = uniform((end - first).div_ceil(rounds));
         if warp >= warps {
             return;
         }

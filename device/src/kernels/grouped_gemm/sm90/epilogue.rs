@@ -1,0 +1,276 @@
+//! From sums to memory: alpha, activation, and where the scale is known beforehand the second quantization.
+
+use super::{STAGED_AT, STAGED_BYTES, STAGED_SLOTS, STAGED_STRIDE};
+use crate::format::BLOCK;
+use crate::format::block_fma;
+use crate::format::packed::{Half, TileOrder, deinterleaved_row};
+use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
+use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
+use crate::kernels::activation::{ActivationParams, KIND_SWIGLU, activate};
+use crate::kernels::grouped_gemm::epilogue::UNSCALE;
+use crate::kernels::grouped_gemm::tile::Tile;
+use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use crate::ptx::float::Gpu;
+use crate::ptx::thread::{anew, opaque, sync_some};
+use crate::ptx::warp::shuffle_xor;
+use crate::ptx::wgmma::Fragments;
+use crate::ptx::{global, shared};
+
+/// Where a warp's sums belong.
+pub(super) struct Place {
+    pub(super) lane: u32,
+    pub(super) warp: u32,
+    /// First packed row.
+    pub(super) row: u32,
+}
+
+/// Writes a warp's results.
+///
+/// # Safety
+/// The params' pointers are as documented there; all lanes of the warp take part, and those of the warp that has the other
+/// half of the same blocks.
+#[inline(always)]
+pub(super) unsafe fn write_sums<const SLOT_FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    sums: &Fragments<SLOT_FRAGMENTS>,
+    place: &Place,
+) {
+    // Nothing that only this needs is kept while tiles are multiplied.
+    let params = &GroupedGemmParams {
+        columns: anew(params.columns),
+        activation: ActivationParams {
+            limit: f32::from_bits(anew(params.activation.limit.to_bits())),
+            ..params.activation
+        },
+        ..*params
+    };
+    // SAFETY: the caller's contract.
+    unsafe {
+        if params.quantized != 0 {
+            write_quantized(params, tile, sums, place);
+        } else if params.epilogue == Epilogue::Down as u32 {
+            write_down(params, tile, sums, place);
+        } else {
+            write_h(params, tile, sums, place);
+        }
+    }
+}
+
+/// Where the decode scales of a tile's activations are: of each slot, or one for all.
+struct InputScales {
+    first: *const f32,
+    step: usize,
+}
+
+impl InputScales {
+    #[inline(always)]
+    fn new(params: &GroupedGemmParams, tile: &Tile, of_expert: *const f32) -> Self {
+        if params.row_scales == 0 {
+            Self { first: of_expert, step: 0 }
+        } else {
+            Self { first: (params.row_scales as *const f32).wrapping_add(tile.slot as usize), step: 1 }
+        }
+    }
+
+    /// The scale of a slot, counted from the tile's first one; anything where it does not exist.
+    #[inline(always)]
+    unsafe fn get(&self, inner: u32, exists: bool) -> f32 {
+        // SAFETY: the slot exists.
+        if exists { unsafe { *self.first.add(inner as usize * self.step) } } else { 0.0 }
+    }
+}
+
+/// y in f32.
+#[inline(always)]
+unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    sums: &Fragments<SLOT_FRAGMENTS>,
+    place: &Place,
+) {
+    let (g, q) = (place.lane / 4, place.lane % 4);
+    // SAFETY: only slots of the tile and columns of the matrix are touched: `columns` is a multiple of 16.
+    unsafe {
+        let scales = (params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let input_scales = InputScales::new(params, tile, &raw const (*scales).l2_input);
+        let down = (*scales).down;
+        let columns = params.columns as usize;
+        let first = tile.slot as usize * columns + (place.row + g) as usize;
+        let output = (params.output as *mut f32).add(first + 2 * q as usize * columns);
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            let mut j = 0;
+            while j < 2 {
+                let inner = (8 * n + j) as u32 + 2 * q;
+                let exists = inner < tile.slots;
+                let alpha = input_scales.get(inner, exists) * down;
+                let output = output.wrapping_add((8 * n + j) * columns);
+                if exists {
+                    *output = (sums[n][j] * UNSCALE) * alpha;
+                    *output.add(8) = (sums[n][j + 2] * UNSCALE) * alpha;
+                }
+                j += 1;
+            }
+            n += 1;
+        }
+    }
+}
+
+/// h in f32, of any activation; one fragment of 8 slots at a time.
+#[inline(always)]
+unsafe fn write_h<const SLOT_FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    sums: &Fragments<SLOT_FRAGMENTS>,
+    place: &Place,
+) {
+    let (g, q) = (place.lane / 4, place.lane % 4);
+    let mut sums = *sums;
+    // SAFETY: only slots of the tile and columns of the matrix are touched: `columns` is a multiple of 16.
+    unsafe {
+        let scales = (params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let input_scales = InputScales::new(params, tile, &raw const (*scales).l1_input);
+        let scales = *scales;
+        let columns = params.columns as usize;
+        let gated = params.epilogue == Epilogue::Gated as u32;
+        let mut fragment_slot = 0;
+        while fragment_slot < tile.slots {
+            let mut j = 0;
+            while j < 2 {
+                let inner = fragment_slot + 2 * q + j as u32;
+                let exists = inner < tile.slots;
+                let slot = (tile.slot + inner) as usize;
+                let scale = input_scales.get(inner, exists);
+                let (gate, up) = (scale * scales.gate, scale * scales.up);
+                let (low, high) = (sums[0][j] * UNSCALE, sums[0][j + 2] * UNSCALE);
+                let output = (params.output as *mut f32).wrapping_add(slot * columns + g as usize);
+                if gated {
+                    let h = activate(&params.activation, low * gate, high * up, Gpu);
+                    let (Half::Gate | Half::Up, column) = deinterleaved_row(MmaTile::INTERLEAVE, place.row as usize);
+                    if exists {
+                        *output.add(column) = h;
+                    }
+                } else {
+                    let h = [low, high].map(|sum| activate(&params.activation, 0.0, sum * up, Gpu));
+                    if exists {
+                        *output.add(place.row as usize) = h[0];
+                        *output.add(place.row as usize + 8) = h[1];
+                    }
+                }
+                j += 1;
+            }
+            shift::<SLOT_FRAGMENTS, 1>(&mut sums);
+            fragment_slot = opaque(fragment_slot + 8);
+        }
+    }
+}
+
+/// The next fragments' turn; of several, those behind the last keep their places. The compiler must neither unroll nor peel
+/// the loop around this (so one is a rotation, and the count is opaque): a small body stays in the instruction cache.
+#[inline(always)]
+fn shift<const SLOT_FRAGMENTS: usize, const TURN: usize>(sums: &mut Fragments<SLOT_FRAGMENTS>) {
+    let first = sums[0];
+    let mut n = 0;
+    while n + TURN < SLOT_FRAGMENTS {
+        sums[n] = sums[n + TURN];
+        n += 1;
+    }
+    if TURN == 1 {
+        sums[n] = first;
+    }
+}
+
+/// SwiGLU, quantized into tiles of slots under a scale that is known.
+///
+/// A lane has elements of h that are 8 columns or a slot apart. They go through shared memory, from where a lane takes half a
+/// block of one slot: so that what a block costs is done by two lanes, and its halves leave in one store.
+#[inline(always)]
+unsafe fn write_quantized<const SLOT_FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    sums: &Fragments<SLOT_FRAGMENTS>,
+    place: &Place,
+) {
+    /// Fragments of 8 slots at a time.
+    const TURN: usize = STAGED_SLOTS / GROUP_SLOTS;
+    const SLOT_BYTES: u32 = STAGED_STRIDE as u32 * 4;
+    let (g, q) = (place.lane / 4, place.lane % 4);
+    // This is the first or the second warp of those that have the halves of the same blocks.
+    let (pair, member) = (place.warp / 2, place.warp % 2);
+    let staged = shared::dynamic() + STAGED_AT as u32 + pair * STAGED_BYTES as u32;
+    let synchronize = || sync_some(1 + pair, 64);
+    let (Half::Gate | Half::Up, column) =
+        deinterleaved_row(MmaTile::INTERLEAVE, (place.row - member * FRAGMENT_ROWS as u32) as usize);
+    let mut sums = *sums;
+    // For the compiler to leave out what is not needed.
+    let activation = ActivationParams { kind: KIND_SWIGLU, ..params.activation };
+    // SAFETY: what is staged is inside the planned shared memory, and only slots of the tile and columns of the matrix are
+    // touched.
+    unsafe {
+        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let (gate, up) = (scales.l1_input * scales.gate, scales.l1_input * scales.up);
+        let h_scale = scales.l2_input;
+        let put = staged + 2 * q * SLOT_BYTES + (g + 8 * member) * 4;
+        let half = place.lane % 2;
+        let columns = params.columns as usize;
+        let stride = columns.next_multiple_of(MmaTile::K);
+        let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
+        let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
+        let mut first_slot = 0;
+        while first_slot < tile.slots {
+            let mut turn = 0;
+            while turn < TURN {
+                let mut j = 0;
+                while j < 2 {
+                    let fragment = sums[turn % SLOT_FRAGMENTS];
+                    let (gate, up) = (fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up);
+                    let at = (turn * 8 + j) as u32 * SLOT_BYTES;
+                    shared::store_u32(put + at, activate(&activation, gate, up, Gpu).to_bits());
+                    j += 1;
+                }
+                turn += 1;
+            }
+            synchronize();
+            {
+                let inner = member * 16 + place.lane / 2;
+                let at = staged + inner * SLOT_BYTES + half * 32;
+                let (low, high) = (shared::load_v4(at), shared::load_v4(at + 16));
+                let [a, b, c, d] = low.map(f32::from_bits);
+                let [e, f, g, h] = high.map(f32::from_bits);
+                let x = [a, b, c, d, e, f, g, h];
+                let amax = block_fma::largest_magnitude(&x, Gpu).to_bits();
+                let amax = f32::from_bits(larger(amax, shuffle_xor(amax, 1)));
+                let scale = block_fma::block_scale(amax, h_scale, Gpu);
+                let values = block_fma::round(&x, amax, scale, h_scale, Gpu);
+                let inner = (first_slot + inner) as usize;
+                if inner < tile.slots as usize {
+                    let place = |column: usize| {
+                        groups.place(stride / MmaTile::K, inner % GROUP_SLOTS, column + 8 * half as usize)
+                            + (first_group + inner / GROUP_SLOTS) * TILE_ELEMENTS
+                    };
+                    let output = params.output as *mut u16;
+                    let pair = |i: usize| values.f16_pair(2 * i, 2 * i + 1);
+                    global::store_v4(output.add(place(column)) as *mut u32, [pair(0), pair(1), pair(2), pair(3)]);
+                    if column + BLOCK == columns {
+                        // Behind the last block the row's padding begins; it is multiplied too.
+                        let mut column = columns;
+                        while column < stride {
+                            global::store_v4(output.add(place(column)) as *mut u32, [0; 4]);
+                            column += BLOCK;
+                        }
+                    }
+                }
+            }
+            // What is staged next may not overtake the reads.
+            synchronize();
+            shift::<SLOT_FRAGMENTS, TURN>(&mut sums);
+            first_slot = opaque(first_slot + 8 * TURN as u32);
+        }
+    }
+}
+
+#[inline(always)]
+fn larger(a: u32, b: u32) -> u32 {
+    if a > b { a } else { b }
+}
