@@ -35,6 +35,20 @@ pub unsafe fn store_u32(address: u32, value: u32) {
     unsafe { asm!("st.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) };
 }
 
+/// `st.shared.v4.u32`.
+///
+/// # Safety
+/// `address` is 16-byte aligned and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn store_v4(address: u32, value: [u32; 4]) {
+    let [a, b, c, d] = value;
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!("st.shared.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg32) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack))
+    };
+}
+
 /// `ld.shared.v2.u32`.
 ///
 /// # Safety

@@ -1,11 +1,12 @@
 //! Grouped GEMM on `wgmma` (sm_90a) for many slots: weights dequantized exactly in registers, as the portable kernels do it,
 //! with the same packed weights and the same order of K, so the bits are the same.
 //!
-//! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them: a warp takes two
-//! that follow each other, and with them whole blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
+//! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them; a warp takes one,
+//! and the next warp has the other half of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
 //!
-//! One block a multiprocessor: one warp copies, stage after stage, tile after tile; two warpgroups multiply 128 rows each. N
-//! is what the tile needs, in steps of 16: an expert's slots are shared evenly among its token tiles.
+//! One block a multiprocessor: one lane finds the tiles and copies, stage after stage, and says what
+//! they are; three warpgroups multiply 64 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
+//! evenly among its token tiles.
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
@@ -41,13 +42,18 @@ const STAGED_SLOTS: usize = 32;
 const STAGED_STRIDE: usize = BLOCK + 4;
 /// Bytes of what two warps stage.
 const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
-/// Where they are: behind the ring and its barriers.
-const STAGED_AT: usize = (STAGES * (STAGE_BYTES + 2 * 8)).next_multiple_of(16);
+/// Bytes of what is said of a tile, and where that is: behind the ring and its barriers. One more than stages, so that it stays
+/// until the tile's results are written: the copying lane is ahead by a tile for each stage at most.
+const JOB_BYTES: usize = 3 * 16;
+const JOBS: usize = STAGES + 1;
+const JOBS_AT: usize = (STAGES * (STAGE_BYTES + 2 * 8)).next_multiple_of(16);
+/// Where the staged elements are: behind those.
+const STAGED_AT: usize = JOBS_AT + JOBS * JOB_BYTES;
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
-const CONSUMER_REGISTERS: u32 = 160;
-const PRODUCER_REGISTERS: u32 = 32;
+const CONSUMER_REGISTERS: u32 = 152;
+const PRODUCER_REGISTERS: u32 = 56;
 
 /// The variants: few slots as on every GPU, then this kernel.
 pub const VARIANTS: [Variant; 2] = [

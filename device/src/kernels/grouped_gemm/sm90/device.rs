@@ -9,7 +9,7 @@ use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::grouped_gemm::ring;
 use crate::kernels::grouped_gemm::sm80::dequantize::dequantize;
 use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
-use crate::params::GroupedGemmParams;
+use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::{self, Descriptor, Fragments, Multiply};
@@ -32,19 +32,74 @@ fn slot_fragments(slots: u32) -> u32 {
     slots.div_ceil(16) * 2
 }
 
-/// Row tiles of a tile that exist.
+/// Row tiles that exist of a tile from this row on.
 #[inline(always)]
-fn row_tiles(params: &GroupedGemmParams, tile: &Tile) -> u32 {
-    let left = params.row_tiles - tile.row / FRAGMENT_ROWS as u32;
+fn row_tiles(params: &GroupedGemmParams, row: u32) -> u32 {
+    let left = params.row_tiles - row / FRAGMENT_ROWS as u32;
     if left < ROW_TILES as u32 { left } else { ROW_TILES as u32 }
+}
+
+/// What those who multiply must know of a tile.
+struct Job {
+    /// Without the place of its weights.
+    tile: Tile,
+    scales: ExpertScales,
+}
+
+impl Job {
+    /// Writes it; no slots mean that there are no more.
+    #[inline(always)]
+    unsafe fn put(&self, place: JobPlace) {
+        let Tile { expert, row, slot, slots, expert_slot, expert_slots, .. } = self.tile;
+        let ExpertScales { gate, up, down, l1_input, l2_input } = self.scales;
+        let place = place.address();
+        // SAFETY: inside the planned shared memory, and nobody reads it any more.
+        unsafe {
+            shared::store_v4(place, [expert, row, slot, slots]);
+            shared::store_v4(place + 16, [expert_slot, expert_slots, gate.to_bits(), up.to_bits()]);
+            shared::store_v4(place + 32, [down.to_bits(), l1_input.to_bits(), l2_input.to_bits(), 0]);
+        }
+    }
+
+    /// Reads it.
+    #[inline(always)]
+    unsafe fn get(place: JobPlace) -> Self {
+        let place = place.address();
+        // SAFETY: inside the planned shared memory; the tile's first stage was full.
+        unsafe {
+            let [expert, row, slot, slots] = shared::load_v4(place);
+            let [expert_slot, expert_slots, gate, up] = shared::load_v4(place + 16);
+            let [down, l1_input, l2_input, _] = shared::load_v4(place + 32);
+            let [gate, up, down, l1_input, l2_input] = [gate, up, down, l1_input, l2_input].map(f32::from_bits);
+            let tile = Tile { weights: core::ptr::null(), expert, row, slot, slots, expert_slot, expert_slots };
+            Self { tile, scales: ExpertScales { gate, up, down, l1_input, l2_input } }
+        }
+    }
+}
+
+/// Where the job of a tile is: one place after the other.
+#[derive(Clone, Copy)]
+struct JobPlace(u32);
+
+impl JobPlace {
+    #[inline(always)]
+    fn address(self) -> u32 {
+        shared::dynamic() + JOBS_AT as u32 + self.0 * JOB_BYTES as u32
+    }
+
+    #[inline(always)]
+    fn next(self) -> Self {
+        Self(if self.0 + 1 == JOBS as u32 { 0 } else { self.0 + 1 })
+    }
 }
 
 /// Copies the weights and activations of one tile, stage after stage; one lane does it all.
 #[inline(always)]
-unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor) -> Cursor {
+unsafe fn produce(params: &GroupedGemmParams, job: &Job, place: JobPlace, mut cursor: Cursor) -> Cursor {
+    let tile = &job.tile;
     let k_tiles = params.k_tiles as usize;
     let WeightRun { first: mut weights, step } = tile.weight_run(params);
-    let weight_bytes = row_tiles(params, tile) * MmaTile::BYTES as u32;
+    let weight_bytes = row_tiles(params, tile.row) * MmaTile::BYTES as u32;
     // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
     let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
     let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
@@ -55,6 +110,9 @@ unsafe fn produce(params: &GroupedGemmParams, tile: &Tile, mut cursor: Cursor) -
         // SAFETY: the tiles exist, and the stage is written after its readers gave it back.
         unsafe {
             mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+            if k_tile == 0 {
+                job.put(place);
+            }
             mbarrier::arrive_expect(cursor.full(), weight_bytes + activation_bytes);
             mbarrier::copy_bulk(weights_of(&cursor), weights, weight_bytes, cursor.full());
             mbarrier::copy_bulk(cursor.data(), activations, activation_bytes, cursor.full());
@@ -159,20 +217,26 @@ where
     cursor
 }
 
-/// Multiplies one tile and writes its results.
+/// Multiplies one tile of so many slots, from this row on, whose first stage is full, and writes its results.
 #[inline(always)]
-unsafe fn consume(params: &GroupedGemmParams, tile: &Tile, cursor: Cursor, warp: u32, lane: u32) -> Cursor {
+unsafe fn consume(
+    params: &GroupedGemmParams,
+    job: JobPlace,
+    [row, slots]: [u32; 2],
+    cursor: Cursor,
+    warp: u32,
+    lane: u32,
+) -> Cursor {
     let mut sums: Sums = [[0.0; 4]; SLOTS / GROUP_SLOTS];
     // A row tile that does not exist is replaced by one that does: nobody writes its results.
-    let count = row_tiles(params, tile);
+    let count = row_tiles(params, row);
     let place = if warp < count { warp } else { count - 1 } * MmaTile::BYTES as u32;
     let k = params.k_tiles;
     // SAFETY: see the functions called.
     unsafe {
-        mbarrier::wait(cursor.full(), cursor.parity);
         let weights = Weights::load(weights_of(&cursor) + place, lane);
         let mut a = [weights.operand(0), [0; 4]];
-        let cursor = match uniform(slot_fragments(tile.slots)) {
+        let cursor = match uniform(slot_fragments(slots)) {
             2 => multiply::<2>(k, &mut sums, &mut a, weights, cursor, place, lane),
             4 => multiply::<4>(k, &mut sums, &mut a, weights, cursor, place, lane),
             6 => multiply::<6>(k, &mut sums, &mut a, weights, cursor, place, lane),
@@ -188,8 +252,10 @@ unsafe fn consume(params: &GroupedGemmParams, tile: &Tile, cursor: Cursor, warp:
         };
         wgmma::settle(&mut sums, &mut a);
         if warp < count {
+            // Read again, rather than kept.
+            let Job { tile, scales } = Job::get(job);
             let row = tile.row + warp * FRAGMENT_ROWS as u32;
-            write_sums(params, tile, &sums, &Place { lane: anew(lane), warp: anew(warp), row });
+            write_sums(params, &tile, &sums, &Place { scales, lane: anew(lane), warp: anew(warp), row });
         }
         cursor
     }
@@ -203,7 +269,7 @@ unsafe fn consume(params: &GroupedGemmParams, tile: &Tile, cursor: Cursor, warp:
 pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) {
     let (thread, shared) = (thread_idx_x(), shared::dynamic());
     let (warp, lane) = (uniform(thread / 32), thread % 32);
-    let mut cursor = Cursor::new(shared);
+    let (mut cursor, mut job) = (Cursor::new(shared), JobPlace(0));
     // SAFETY: see the functions called; the barriers are inside the planned shared memory.
     unsafe {
         if thread == 0 {
@@ -211,28 +277,33 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
         }
         sync_threads();
         grid::follow();
-        let block_rows = params.row_tiles.div_ceil(ROW_TILES as u32);
-        // Read again for each tile, rather than kept: sums take all registers.
-        let tiles = || *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
-        let find = |index: u32| {
-            let tile = Tile::find::<ROWS, SLOTS, true>(&params, index, block_rows);
-            Tile { slots: uniform(tile.slots), ..tile }
-        };
-        let mut index = block_idx_x();
         if warp >= CONSUMER_WARPS {
             leave_registers::<PRODUCER_REGISTERS>();
             if warp == CONSUMER_WARPS && lane == 0 {
-                while index < tiles() {
-                    cursor = produce(&params, &find(index), cursor);
+                let block_rows = params.row_tiles.div_ceil(ROW_TILES as u32);
+                let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
+                let mut index = block_idx_x();
+                while index < tiles {
+                    let tile = Tile::find::<ROWS, SLOTS, true>(&params, index, block_rows);
+                    let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+                    cursor = produce(&params, &Job { tile, scales }, job, cursor);
+                    job = job.next();
                     index += grid_dim_x();
                 }
+                mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                shared::store_v4(job.address(), [0; 4]);
+                mbarrier::arrive(cursor.full());
             }
         } else {
             take_registers::<CONSUMER_REGISTERS>();
-            while index < uniform(tiles()) {
-                let tile = find(index);
-                cursor = consume(&params, &tile, cursor, warp, lane);
-                index += grid_dim_x();
+            loop {
+                mbarrier::wait(cursor.full(), cursor.parity);
+                let Job { tile: Tile { row, slots, .. }, .. } = Job::get(job);
+                if slots == 0 {
+                    return;
+                }
+                cursor = consume(&params, job, [row, slots], cursor, warp, lane);
+                job = job.next();
             }
         }
     }

@@ -18,6 +18,7 @@ use crate::ptx::{global, shared};
 
 /// Where a warp's sums belong.
 pub(super) struct Place {
+    pub(super) scales: ExpertScales,
     pub(super) lane: u32,
     pub(super) warp: u32,
     /// First packed row.
@@ -57,28 +58,32 @@ pub(super) unsafe fn write_sums<const SLOT_FRAGMENTS: usize>(
     }
 }
 
-/// Where the decode scales of a tile's activations are: of each slot, or one for all.
-struct InputScales {
-    first: *const f32,
-    step: usize,
-}
-
-impl InputScales {
-    #[inline(always)]
-    fn new(params: &GroupedGemmParams, tile: &Tile, of_expert: *const f32) -> Self {
-        if params.row_scales == 0 {
-            Self { first: of_expert, step: 0 }
-        } else {
-            Self { first: (params.row_scales as *const f32).wrapping_add(tile.slot as usize), step: 1 }
+/// Decode scales of the activations of a lane's slots in so many fragments from this slot of the tile on; where a slot does not
+/// exist, of the tile's last one.
+#[inline(always)]
+unsafe fn input_scales<const FRAGMENTS: usize>(
+    params: &GroupedGemmParams,
+    tile: &Tile,
+    first: u32,
+    of_expert: f32,
+) -> [[f32; 2]; FRAGMENTS] {
+    let mut scales = [[of_expert; 2]; FRAGMENTS];
+    if params.row_scales != 0 {
+        let of_slots = (params.row_scales as *const f32).wrapping_add(tile.slot as usize);
+        let mut n = 0;
+        while n < FRAGMENTS {
+            let mut j = 0;
+            while j < 2 {
+                let inner = first + (8 * n + j) as u32;
+                let inner = if inner < tile.slots { inner } else { tile.slots - 1 };
+                // SAFETY: the slot exists.
+                scales[n][j] = unsafe { *of_slots.add(inner as usize) };
+                j += 1;
+            }
+            n += 1;
         }
     }
-
-    /// The scale of a slot, counted from the tile's first one; anything where it does not exist.
-    #[inline(always)]
-    unsafe fn get(&self, inner: u32, exists: bool) -> f32 {
-        // SAFETY: the slot exists.
-        if exists { unsafe { *self.first.add(inner as usize * self.step) } } else { 0.0 }
-    }
+    scales
 }
 
 /// y in f32.
@@ -89,30 +94,35 @@ unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
     sums: &Fragments<SLOT_FRAGMENTS>,
     place: &Place,
 ) {
+    /// Fragments whose scales are read at a time.
+    const TURN: usize = 4;
+    const { assert!(SLOT_FRAGMENTS.is_multiple_of(TURN)) };
     let (g, q) = (place.lane / 4, place.lane % 4);
+    let columns = params.columns as usize;
+    let first = (tile.slot + 2 * q) as usize * columns + (place.row + g) as usize;
     // SAFETY: only slots of the tile and columns of the matrix are touched: `columns` is a multiple of 16.
     unsafe {
-        let scales = (params.expert_scales as *const ExpertScales).add(tile.expert as usize);
-        let input_scales = InputScales::new(params, tile, &raw const (*scales).l2_input);
-        let down = (*scales).down;
-        let columns = params.columns as usize;
-        let first = tile.slot as usize * columns + (place.row + g) as usize;
-        let output = (params.output as *mut f32).add(first + 2 * q as usize * columns);
-        let mut n = 0;
-        while n < SLOT_FRAGMENTS {
-            let mut j = 0;
-            while j < 2 {
-                let inner = (8 * n + j) as u32 + 2 * q;
-                let exists = inner < tile.slots;
-                let alpha = input_scales.get(inner, exists) * down;
-                let output = output.wrapping_add((8 * n + j) * columns);
-                if exists {
-                    *output = (sums[n][j] * UNSCALE) * alpha;
-                    *output.add(8) = (sums[n][j + 2] * UNSCALE) * alpha;
+        let output = (params.output as *mut f32).add(first);
+        let mut turn = 0;
+        while turn < SLOT_FRAGMENTS {
+            let scales = input_scales::<TURN>(params, tile, (8 * turn) as u32 + 2 * q, place.scales.l2_input);
+            let mut n = 0;
+            while n < TURN {
+                let mut j = 0;
+                while j < 2 {
+                    let inner = 8 * (turn + n) + j;
+                    let alpha = scales[n][j] * place.scales.down;
+                    let output = output.wrapping_add(inner * columns);
+                    if inner as u32 + 2 * q < tile.slots {
+                        let sums = sums[turn + n];
+                        *output = (sums[j] * UNSCALE) * alpha;
+                        *output.add(8) = (sums[j + 2] * UNSCALE) * alpha;
+                    }
+                    j += 1;
                 }
-                j += 1;
+                n += 1;
             }
-            n += 1;
+            turn += TURN;
         }
     }
 }
@@ -129,19 +139,18 @@ unsafe fn write_h<const SLOT_FRAGMENTS: usize>(
     let mut sums = *sums;
     // SAFETY: only slots of the tile and columns of the matrix are touched: `columns` is a multiple of 16.
     unsafe {
-        let scales = (params.expert_scales as *const ExpertScales).add(tile.expert as usize);
-        let input_scales = InputScales::new(params, tile, &raw const (*scales).l1_input);
-        let scales = *scales;
+        let scales = &place.scales;
         let columns = params.columns as usize;
         let gated = params.epilogue == Epilogue::Gated as u32;
         let mut fragment_slot = 0;
         while fragment_slot < tile.slots {
+            let [of_slots] = input_scales::<1>(params, tile, fragment_slot + 2 * q, scales.l1_input);
             let mut j = 0;
             while j < 2 {
                 let inner = fragment_slot + 2 * q + j as u32;
                 let exists = inner < tile.slots;
                 let slot = (tile.slot + inner) as usize;
-                let scale = input_scales.get(inner, exists);
+                let scale = of_slots[j];
                 let (gate, up) = (scale * scales.gate, scale * scales.up);
                 let (low, high) = (sums[0][j] * UNSCALE, sums[0][j + 2] * UNSCALE);
                 let output = (params.output as *mut f32).wrapping_add(slot * columns + g as usize);
@@ -208,7 +217,7 @@ unsafe fn write_quantized<const SLOT_FRAGMENTS: usize>(
     // SAFETY: what is staged is inside the planned shared memory, and only slots of the tile and columns of the matrix are
     // touched.
     unsafe {
-        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+        let scales = &place.scales;
         let (gate, up) = (scales.l1_input * scales.gate, scales.l1_input * scales.up);
         let h_scale = scales.l2_input;
         let put = staged + 2 * q * SLOT_BYTES + (g + 8 * member) * 4;
