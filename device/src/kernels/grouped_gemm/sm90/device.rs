@@ -298,7 +298,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_wgmma(params: GroupedGemmParams) 
             take_registers::<CONSUMER_REGISTERS>();
             loop {
                 mbarrier::wait(cursor.full(), cursor.parity);
-                let Job { tile: Tile { row, slots, .. }, .. } = Job::get(job);
+                let [_, row, _, slots] = shared::load_v4(job.address());
                 if slots == 0 {
                     return;
                 }
