@@ -1,11 +1,11 @@
 //! Grouped GEMM on `wgmma` (sm_90a) for many slots: weights dequantized exactly in registers, as the portable kernels do it,
 //! with the same packed weights and the same order of K, so the bits are the same.
 //!
-//! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them; a warp takes one,
-//! and the next warp has the other half of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
+//! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them; a warp takes one
+//! or two. Two that follow each other have the halves of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
 //!
 //! One block a multiprocessor: one lane finds the tiles and copies, stage after stage, and says what
-//! they are; three warpgroups multiply 64 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
+//! they are; three warpgroups multiply 64 or 128 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
 //! evenly among its token tiles.
 //!
 //! [`slot_groups`]: crate::format::slot_groups
@@ -19,65 +19,123 @@ use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 /// Warpgroups that multiply, and their warps.
 const CONSUMERS: u32 = 3;
 const CONSUMER_WARPS: u32 = CONSUMERS * 4;
-/// Weight tiles of a stage: one a warp.
-const ROW_TILES: usize = CONSUMER_WARPS as usize;
-/// Weight rows of a tile.
-pub const ROWS: usize = ROW_TILES * FRAGMENT_ROWS;
-/// Slots of a tile.
-pub const SLOTS: usize = 192;
-/// Stages of the ring: 64 of K each.
-pub const STAGES: usize = 6;
 /// Threads of a block: those that multiply, and a warpgroup of which one warp copies.
 pub const THREADS: u32 = (CONSUMERS + 1) * 128;
 
-/// Bytes of a stage's activations; weights follow.
-const ACTIVATION_BYTES: usize = SLOTS / GROUP_SLOTS * TILE_BYTES;
-/// Bytes of a stage; an atom of the swizzle begins at a multiple of its 1024 bytes.
-pub const STAGE_BYTES: usize = (ACTIVATION_BYTES + ROW_TILES * MmaTile::BYTES).next_multiple_of(1024);
+/// Tile of one variant of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileShape {
+    /// Row tiles of a warp.
+    pub row_fragments: usize,
+    /// Fragments of 8 slots.
+    pub slot_fragments: usize,
+    /// Stages of the ring: 64 of K each.
+    pub stages: usize,
+}
 
-/// Slots whose elements of h two warps, which have the halves of the same blocks, quantize at a time.
+impl TileShape {
+    /// Row tiles: one run of bytes for each 64 of K.
+    const fn row_tiles(&self) -> usize {
+        CONSUMER_WARPS as usize * self.row_fragments
+    }
+
+    /// Weight rows of a tile.
+    pub const fn rows(&self) -> usize {
+        self.row_tiles() * FRAGMENT_ROWS
+    }
+
+    /// Slots of a tile.
+    pub const fn slots(&self) -> usize {
+        self.slot_fragments * GROUP_SLOTS
+    }
+
+    /// Bytes of a stage's activations; weights follow.
+    const fn activation_bytes(&self) -> usize {
+        self.slot_fragments * TILE_BYTES
+    }
+
+    /// Bytes of a stage; an atom of the swizzle begins at a multiple of its 1024 bytes.
+    pub const fn stage_bytes(&self) -> usize {
+        (self.activation_bytes() + self.row_tiles() * MmaTile::BYTES).next_multiple_of(1024)
+    }
+
+    /// Where the jobs are: behind the ring and its barriers. There is one more than stages, so that a job stays until its
+    /// results are written: the copying lane is ahead by a tile for each stage at most.
+    const fn jobs_at(&self) -> usize {
+        (self.stages * (self.stage_bytes() + 2 * 8)).next_multiple_of(16)
+    }
+
+    /// Where elements of h are staged: behind the jobs.
+    const fn staged_at(&self) -> usize {
+        self.jobs_at() + (self.stages + 1) * JOB_BYTES
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub const fn shared_bytes(&self) -> u32 {
+        (self.staged_at() + self.row_tiles() / 2 * STAGED_BYTES) as u32
+    }
+}
+
+/// Two row tiles a warp for few slots, where dequantization bounds: so that more of it is independent. One for many, whose sums
+/// take the registers.
+pub const TILES: [TileShape; 2] = [
+    TileShape { row_fragments: 2, slot_fragments: 8, stages: 8 },
+    TileShape { row_fragments: 1, slot_fragments: 24, stages: 6 },
+];
+
+/// Kernel names of [`TILES`].
+const KERNELS: [&str; TILES.len()] = ["grouped_gemm_wgmma_n64", "grouped_gemm_wgmma_n192"];
+
+/// Bytes of what is said of a tile.
+const JOB_BYTES: usize = 3 * 16;
+
+/// Slots whose elements of h the one or two warps that have the same blocks quantize at a time.
 const STAGED_SLOTS: usize = 32;
 /// f32 elements from one slot to the next where h is staged: the lanes of a fragment (8 rows, every second slot) meet no bank
 /// twice.
 const STAGED_STRIDE: usize = BLOCK + 4;
-/// Bytes of what two warps stage.
+/// Bytes of a staged column of blocks.
 const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
-/// Bytes of what is said of a tile, and where that is: behind the ring and its barriers. One more than stages, so that it stays
-/// until the tile's results are written: the copying lane is ahead by a tile for each stage at most.
-const JOB_BYTES: usize = 3 * 16;
-const JOBS: usize = STAGES + 1;
-const JOBS_AT: usize = (STAGES * (STAGE_BYTES + 2 * 8)).next_multiple_of(16);
-/// Where the staged elements are: behind those.
-const STAGED_AT: usize = JOBS_AT + JOBS * JOB_BYTES;
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
 const CONSUMER_REGISTERS: u32 = 152;
 const PRODUCER_REGISTERS: u32 = 56;
 
-/// The variants: few slots as on every GPU, then this kernel.
-pub const VARIANTS: [Variant; 2] = [
-    sm80::VARIANTS[0],
-    Variant {
-        kernel: "grouped_gemm_wgmma",
-        rows: ROWS,
-        slots: SLOTS,
-        threads: THREADS,
-        registers: REGISTERS,
-        shared_bytes: (STAGED_AT + CONSUMER_WARPS as usize / 2 * STAGED_BYTES) as u32,
-        quantizes: true,
-        tiles: true,
-    },
-];
+/// The variants: few slots as on every GPU, then [`TILES`].
+pub const VARIANTS: [Variant; 1 + TILES.len()] = {
+    let mut variants = [sm80::VARIANTS[0]; 1 + TILES.len()];
+    let mut i = 0;
+    while i < TILES.len() {
+        let tile = TILES[i];
+        variants[1 + i] = Variant {
+            kernel: KERNELS[i],
+            rows: tile.rows(),
+            slots: tile.slots(),
+            threads: THREADS,
+            registers: REGISTERS,
+            shared_bytes: tile.shared_bytes(),
+            quantizes: true,
+            tiles: true,
+        };
+        i += 1;
+    }
+    variants
+};
 
 const _: () = {
     // A block starts with what it has, and leaves before it takes.
     assert!(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * REGISTERS);
-    // What sm_90 gives a block.
-    assert!(VARIANTS[1].shared_bytes <= 227 * 1024);
-    // A tile's share of K is one run of bytes.
-    assert!(MmaTile::GROUP.is_multiple_of(ROW_TILES));
     assert!(TILE_BYTES == 1024);
+    let mut i = 0;
+    while i < TILES.len() {
+        // What sm_90 gives a block.
+        assert!(TILES[i].shared_bytes() <= 227 * 1024);
+        assert!(MmaTile::GROUP.is_multiple_of(TILES[i].row_tiles()));
+        // Each warp, or both that have the same blocks, stage a column of blocks.
+        assert!(TILES[i].row_fragments == 1 || TILES[i].row_fragments == 2);
+        i += 1;
+    }
 };
 
 #[cfg(nvfp4_arch = "sm90")]

@@ -25,17 +25,18 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// Tile `index` of all tiles of `ROWS` x `SLOTS`, in the order expert, row tile, token tile; `block_rows` row tiles
+    /// Tile `index` of all tiles of `rows` x `slots`, in the order expert, row tile, token tile; `block_rows` row tiles
     /// an expert. With `EVEN`, an expert's groups of 8 slots are shared evenly among its token tiles; else each but the
-    /// last has `SLOTS`.
+    /// last has `slots`.
     ///
     /// # Safety
     /// The params' offsets are as documented there, `index` is below the number of tiles.
     #[inline(always)]
-    pub(super) unsafe fn find<const ROWS: usize, const SLOTS: usize, const EVEN: bool>(
+    pub(super) unsafe fn find<const EVEN: bool>(
         params: &GroupedGemmParams,
         index: u32,
         block_rows: u32,
+        [rows, slots]: [u32; 2],
     ) -> Self {
         // SAFETY: the caller's contract.
         unsafe {
@@ -53,13 +54,13 @@ impl Tile {
                 let share = |tile: u32| div_rem(groups * tile, token_tiles).0 * GROUP_SLOTS as u32;
                 (share(token_tile), share(token_tile + 1))
             } else {
-                (token_tile * SLOTS as u32, (token_tile + 1) * SLOTS as u32)
+                (token_tile * slots, (token_tile + 1) * slots)
             };
             let to = if to < expert_slots { to } else { expert_slots };
             Self {
                 weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
                 expert,
-                row: row_tile * ROWS as u32,
+                row: row_tile * rows,
                 slot: expert_slot + from,
                 slots: to - from,
                 expert_slot,

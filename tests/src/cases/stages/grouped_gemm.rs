@@ -34,8 +34,9 @@ struct Request {
     quantized: bool,
 }
 
-/// The variants: the portable ones, then the one for Hopper.
-const VARIANTS: [Variant; 4] = [sm80::VARIANTS[0], sm80::VARIANTS[1], sm80::VARIANTS[2], sm90::VARIANTS[1]];
+/// The variants: the portable ones, then those for Hopper.
+const VARIANTS: [Variant; 5] =
+    [sm80::VARIANTS[0], sm80::VARIANTS[1], sm80::VARIANTS[2], sm90::VARIANTS[1], sm90::VARIANTS[2]];
 
 /// All of one variant: `VARIANT` is its index in [`VARIANTS`].
 pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
@@ -46,7 +47,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let tile = VARIANT.checked_sub(1).and_then(|tile| sm80::TILES.get(tile));
     let stages = match tile {
         Some(tile) => tile.stages,
-        None if variant.tiles => sm90::STAGES,
+        None if variant.tiles => sm90::TILES[VARIANT - 1 - sm80::TILES.len()].stages,
         None => sm80::STREAM_DEEP_STAGES as usize,
     };
     let long = (stages + 1) * MmaTile::K - BLOCK;
@@ -71,6 +72,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Gated, limited, 16, 64, &[7], false),
         request(Epilogue::Gated, limited, 48, 16, &[6], true),
         request(Epilogue::Down, SWIGLU, 208, 80, &[3, 2 * slots + 1], false),
+        request(Epilogue::Down, SWIGLU, 400, 64, &[slots + 2, 1], false),
         request(Epilogue::Down, SWIGLU, 16, 128, &[0, 0], false),
         request(Epilogue::Down, SWIGLU, 16, 128, &[2], true),
         request(Epilogue::Ungated, Activation::Relu2, 80, 16, &[7], true),
@@ -100,7 +102,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Ungated, Activation::Relu2, 144, 64, &[5, 0, 12], false),
         request(Epilogue::Ungated, Activation::Relu2, 48, 32, &[1], true),
         request(Epilogue::Gated, SWIGLU, 80, 64, &[12, 20, 3], false),
-        request(Epilogue::Gated, limited, 112, 64, &[slots - 7, 33], false),
+        request(Epilogue::Gated, limited, 208, 64, &[slots - 7, 33], false),
         request(Epilogue::Ungated, Activation::Relu2, 80, 64, &[3, 12, 20], false),
     ];
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });

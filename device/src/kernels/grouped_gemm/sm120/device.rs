@@ -253,7 +253,7 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_fp4(params: GroupedGemmParams) {
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         while index < tiles {
-            let tile = Tile::find::<ROWS, SLOTS, false>(&params, index, block_rows);
+            let tile = Tile::find::<false>(&params, index, block_rows, [ROWS as u32, SLOTS as u32]);
             if warp == CONSUMERS as u32 {
                 produce(&params, &tile, &mut cursor, lane);
             } else {

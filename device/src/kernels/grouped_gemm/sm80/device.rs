@@ -204,7 +204,7 @@ unsafe fn grouped_gemm<
         let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
         let mut index = block_idx_x();
         while index < tiles {
-            let tile = Tile::find::<ROWS, SLOTS, false>(params, index, block_rows);
+            let tile = Tile::find::<false>(params, index, block_rows, [ROWS as u32, SLOTS as u32]);
 
             // First chunk of 16 bytes that this thread copies of each of its activation rows.
             let mut sources = [0; COPIES];

@@ -278,7 +278,8 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_stream(params: GroupedGemmParams)
         let deep = warps * STREAM_DEEP_STAGES <= STREAM_WARPS * STREAM_STAGES;
         let stages = if deep { STREAM_DEEP_STAGES } else { STREAM_STAGES };
         let shared = shared::dynamic() + warp * stages * STREAM_STAGE_BYTES as u32;
-        let find = |index: u32| Tile::find::<STREAM_ROWS, STREAM_SLOTS, false>(&params, index, block_rows);
+        let find =
+            |index: u32| Tile::find::<false>(&params, index, block_rows, [STREAM_ROWS as u32, STREAM_SLOTS as u32]);
         let start = |index: u32| Ring::start(&params, &find(index), shared, stages, lane);
         let mut index = first + warp;
         let mut ring = start(index);

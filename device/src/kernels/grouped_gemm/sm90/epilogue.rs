@@ -1,6 +1,6 @@
 //! From sums to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
-use super::{STAGED_AT, STAGED_BYTES, STAGED_SLOTS, STAGED_STRIDE};
+use super::{STAGED_BYTES, STAGED_SLOTS, STAGED_STRIDE};
 use crate::format::BLOCK;
 use crate::format::block_fma;
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
@@ -12,7 +12,7 @@ use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::float::Gpu;
 use crate::ptx::thread::{anew, opaque, sync_some};
-use crate::ptx::warp::shuffle_xor;
+use crate::ptx::warp::{shuffle_xor, sync_warp};
 use crate::ptx::wgmma::Fragments;
 use crate::ptx::{global, shared};
 
@@ -23,18 +23,21 @@ pub(super) struct Place {
     pub(super) warp: u32,
     /// First packed row.
     pub(super) row: u32,
+    /// Where elements of h are staged.
+    pub(super) staged: u32,
 }
 
-/// Writes a warp's results.
+/// Writes a warp's results: of `M` row tiles, in each `[n]` with g = lane / 4 and q = lane % 4 rows g (twice) and g + 8 (twice) of
+/// slots 8n + 2q, 8n + 2q + 1.
 ///
 /// # Safety
-/// The params' pointers are as documented there; all lanes of the warp take part, and those of the warp that has the other
-/// half of the same blocks.
+/// The params' pointers are as documented there; all lanes of the warp take part, and with one row tile those of the warp that
+/// has the other half of the same blocks.
 #[inline(always)]
-pub(super) unsafe fn write_sums<const SLOT_FRAGMENTS: usize>(
+pub(super) unsafe fn write_sums<const M: usize, const N: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
-    sums: &Fragments<SLOT_FRAGMENTS>,
+    sums: &[Fragments<N>; M],
     place: &Place,
 ) {
     // Nothing that only this needs is kept while tiles are multiplied.
@@ -88,15 +91,15 @@ unsafe fn input_scales<const FRAGMENTS: usize>(
 
 /// y in f32.
 #[inline(always)]
-unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
+unsafe fn write_down<const M: usize, const N: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
-    sums: &Fragments<SLOT_FRAGMENTS>,
+    sums: &[Fragments<N>; M],
     place: &Place,
 ) {
     /// Fragments whose scales are read at a time.
     const TURN: usize = 4;
-    const { assert!(SLOT_FRAGMENTS.is_multiple_of(TURN)) };
+    const { assert!(N.is_multiple_of(TURN)) };
     let (g, q) = (place.lane / 4, place.lane % 4);
     let columns = params.columns as usize;
     let first = (tile.slot + 2 * q) as usize * columns + (place.row + g) as usize;
@@ -104,7 +107,7 @@ unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
     unsafe {
         let output = (params.output as *mut f32).add(first);
         let mut turn = 0;
-        while turn < SLOT_FRAGMENTS {
+        while turn < N {
             let scales = input_scales::<TURN>(params, tile, (8 * turn) as u32 + 2 * q, place.scales.l2_input);
             let mut n = 0;
             while n < TURN {
@@ -113,10 +116,16 @@ unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
                     let inner = 8 * (turn + n) + j;
                     let alpha = scales[n][j] * place.scales.down;
                     let output = output.wrapping_add(inner * columns);
-                    if inner as u32 + 2 * q < tile.slots {
-                        let sums = sums[turn + n];
-                        *output = (sums[j] * UNSCALE) * alpha;
-                        *output.add(8) = (sums[j + 2] * UNSCALE) * alpha;
+                    let exists = inner as u32 + 2 * q < tile.slots;
+                    let mut m = 0;
+                    while m < M {
+                        let row = m * FRAGMENT_ROWS;
+                        if exists && place.row as usize + row < columns {
+                            let sums = sums[m][turn + n];
+                            *output.add(row) = (sums[j] * UNSCALE) * alpha;
+                            *output.add(row + 8) = (sums[j + 2] * UNSCALE) * alpha;
+                        }
+                        m += 1;
                     }
                     j += 1;
                 }
@@ -129,10 +138,10 @@ unsafe fn write_down<const SLOT_FRAGMENTS: usize>(
 
 /// h in f32, of any activation; one fragment of 8 slots at a time.
 #[inline(always)]
-unsafe fn write_h<const SLOT_FRAGMENTS: usize>(
+unsafe fn write_h<const M: usize, const N: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
-    sums: &Fragments<SLOT_FRAGMENTS>,
+    sums: &[Fragments<N>; M],
     place: &Place,
 ) {
     let (g, q) = (place.lane / 4, place.lane % 4);
@@ -152,24 +161,29 @@ unsafe fn write_h<const SLOT_FRAGMENTS: usize>(
                 let slot = (tile.slot + inner) as usize;
                 let scale = of_slots[j];
                 let (gate, up) = (scale * scales.gate, scale * scales.up);
-                let (low, high) = (sums[0][j] * UNSCALE, sums[0][j + 2] * UNSCALE);
                 let output = (params.output as *mut f32).wrapping_add(slot * columns + g as usize);
-                if gated {
-                    let h = activate(&params.activation, low * gate, high * up, Gpu);
-                    let (Half::Gate | Half::Up, column) = deinterleaved_row(MmaTile::INTERLEAVE, place.row as usize);
-                    if exists {
-                        *output.add(column) = h;
+                let mut m = 0;
+                while m < M {
+                    let row = place.row as usize + m * FRAGMENT_ROWS;
+                    let (low, high) = (sums[m][0][j] * UNSCALE, sums[m][0][j + 2] * UNSCALE);
+                    if gated {
+                        let h = activate(&params.activation, low * gate, high * up, Gpu);
+                        let (Half::Gate | Half::Up, column) = deinterleaved_row(MmaTile::INTERLEAVE, row);
+                        if exists && column < columns {
+                            *output.add(column) = h;
+                        }
+                    } else {
+                        let h = [low, high].map(|sum| activate(&params.activation, 0.0, sum * up, Gpu));
+                        if exists && row < columns {
+                            *output.add(row) = h[0];
+                            *output.add(row + 8) = h[1];
+                        }
                     }
-                } else {
-                    let h = [low, high].map(|sum| activate(&params.activation, 0.0, sum * up, Gpu));
-                    if exists {
-                        *output.add(place.row as usize) = h[0];
-                        *output.add(place.row as usize + 8) = h[1];
-                    }
+                    m += 1;
                 }
                 j += 1;
             }
-            shift::<SLOT_FRAGMENTS, 1>(&mut sums);
+            shift::<M, N, 1>(&mut sums);
             fragment_slot = opaque(fragment_slot + 8);
         }
     }
@@ -178,15 +192,19 @@ unsafe fn write_h<const SLOT_FRAGMENTS: usize>(
 /// The next fragments' turn; of several, those behind the last keep their places. The compiler must neither unroll nor peel
 /// the loop around this (so one is a rotation, and the count is opaque): a small body stays in the instruction cache.
 #[inline(always)]
-fn shift<const SLOT_FRAGMENTS: usize, const TURN: usize>(sums: &mut Fragments<SLOT_FRAGMENTS>) {
-    let first = sums[0];
-    let mut n = 0;
-    while n + TURN < SLOT_FRAGMENTS {
-        sums[n] = sums[n + TURN];
-        n += 1;
-    }
-    if TURN == 1 {
-        sums[n] = first;
+fn shift<const M: usize, const N: usize, const TURN: usize>(sums: &mut [Fragments<N>; M]) {
+    let mut m = 0;
+    while m < M {
+        let first = sums[m][0];
+        let mut n = 0;
+        while n + TURN < N {
+            sums[m][n] = sums[m][n + TURN];
+            n += 1;
+        }
+        if TURN == 1 {
+            sums[m][n] = first;
+        }
+        m += 1;
     }
 }
 
@@ -195,20 +213,21 @@ fn shift<const SLOT_FRAGMENTS: usize, const TURN: usize>(sums: &mut Fragments<SL
 /// A lane has elements of h that are 8 columns or a slot apart. They go through shared memory, from where a lane takes half a
 /// block of one slot: so that what a block costs is done by two lanes, and its halves leave in one store.
 #[inline(always)]
-unsafe fn write_quantized<const SLOT_FRAGMENTS: usize>(
+unsafe fn write_quantized<const M: usize, const N: usize>(
     params: &GroupedGemmParams,
     tile: &Tile,
-    sums: &Fragments<SLOT_FRAGMENTS>,
+    sums: &[Fragments<N>; M],
     place: &Place,
 ) {
     /// Fragments of 8 slots at a time.
     const TURN: usize = STAGED_SLOTS / GROUP_SLOTS;
     const SLOT_BYTES: u32 = STAGED_STRIDE as u32 * 4;
     let (g, q) = (place.lane / 4, place.lane % 4);
-    // This is the first or the second warp of those that have the halves of the same blocks.
-    let (pair, member) = (place.warp / 2, place.warp % 2);
-    let staged = shared::dynamic() + STAGED_AT as u32 + pair * STAGED_BYTES as u32;
-    let synchronize = || sync_some(1 + pair, 64);
+    // With one row tile a warp, two warps have the halves of the same blocks; this is the first or the second of them.
+    let warps = 2 / M as u32;
+    let (pair, member) = (place.warp / warps, place.warp % warps);
+    let staged = place.staged + pair * STAGED_BYTES as u32;
+    let synchronize = || if warps == 1 { sync_warp() } else { sync_some(1 + pair, 64) };
     let (Half::Gate | Half::Up, column) =
         deinterleaved_row(MmaTile::INTERLEAVE, (place.row - member * FRAGMENT_ROWS as u32) as usize);
     let mut sums = *sums;
@@ -232,17 +251,22 @@ unsafe fn write_quantized<const SLOT_FRAGMENTS: usize>(
             while turn < TURN {
                 let mut j = 0;
                 while j < 2 {
-                    let fragment = sums[turn % SLOT_FRAGMENTS];
-                    let (gate, up) = (fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up);
-                    let at = (turn * 8 + j) as u32 * SLOT_BYTES;
-                    shared::store_u32(put + at, activate(&activation, gate, up, Gpu).to_bits());
+                    let mut m = 0;
+                    while m < M {
+                        let fragment = sums[m][turn % N];
+                        let (gate, up) = (fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up);
+                        let at = (turn * 8 + j) as u32 * SLOT_BYTES + m as u32 * 32;
+                        shared::store_u32(put + at, activate(&activation, gate, up, Gpu).to_bits());
+                        m += 1;
+                    }
                     j += 1;
                 }
                 turn += 1;
             }
             synchronize();
-            {
-                let inner = member * 16 + place.lane / 2;
+            let mut i = 0;
+            while i < M as u32 {
+                let inner = (i + member) * 16 + place.lane / 2;
                 let at = staged + inner * SLOT_BYTES + half * 32;
                 let (low, high) = (shared::load_v4(at), shared::load_v4(at + 16));
                 let [a, b, c, d] = low.map(f32::from_bits);
@@ -270,10 +294,11 @@ unsafe fn write_quantized<const SLOT_FRAGMENTS: usize>(
                         }
                     }
                 }
+                i += 1;
             }
             // What is staged next may not overtake the reads.
             synchronize();
-            shift::<SLOT_FRAGMENTS, TURN>(&mut sums);
+            shift::<M, N, TURN>(&mut sums);
             first_slot = opaque(first_slot + 8 * TURN as u32);
         }
     }
