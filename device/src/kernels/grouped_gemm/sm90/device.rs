@@ -121,12 +121,7 @@ struct Kernel<const SHAPE: usize, const M: usize, const N: usize, const STAGES: 
 impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>
     Kernel<SHAPE, M, N, STAGES, STAGE_BYTES>
 {
-    const TILE: TileShape = {
-        let tile = TILES[SHAPE];
-        assert!(tile.row_fragments == M && tile.slot_fragments == N);
-        assert!(tile.stages == STAGES && tile.stage_bytes() == STAGE_BYTES);
-        tile
-    };
+    const TILE: TileShape = TILES[SHAPE];
 
     /// Where a stage's weights are, behind its activations.
     #[inline(always)]
