@@ -112,8 +112,6 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
-/// How many times the expected slots of an expert a token tile should hold.
-const MARGIN: (usize, usize) = (5, 4);
 const REGIONS: usize = 12;
 
 /// Everything about running one layer on one device, to the byte.
@@ -260,13 +258,12 @@ impl Plan {
     /// Variant of the grouped GEMM for a call with this many tokens: an index into [`KernelFamily::variants`]. Every
     /// variant gives the same bits.
     ///
-    /// The smallest token tile that holds a quarter more than the expected slots of an expert, so that few experts need a
-    /// second tile and read their weights again.
+    /// The first one that is meant for the expected slots of an expert.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
-        let expected = tokens.saturating_mul(self.spec.shape.topk * MARGIN.0) / (self.spec.shape.experts * MARGIN.1);
+        let expected = tokens.saturating_mul(self.spec.shape.topk) / self.spec.shape.experts;
         let variants = self.kernels.variants();
-        variants.iter().position(|variant| variant.slots >= expected).unwrap_or(variants.len() - 1)
+        variants.iter().position(|variant| variant.expected_slots >= expected).unwrap_or(variants.len() - 1)
     }
 
     /// The variant of [`Plan::tile`].
@@ -332,7 +329,7 @@ fn region_bytes(
             // Second activations beside the first ones only for the tokens of the variants that need it.
             let second = fusing.map(|(index, variant)| {
                 let last = index + 1 == variants.len();
-                let most = ((variant.slots + 1) * shape.experts * MARGIN.1 - 1) / (shape.topk * MARGIN.0);
+                let most = ((variant.expected_slots + 1) * shape.experts - 1) / shape.topk;
                 bytes(variant, if last { max_tokens } else { most.min(max_tokens) } * shape.topk, true)
             });
             [first.max().unwrap_or(0), 0, second.max().unwrap_or(0), 0]

@@ -92,6 +92,15 @@ multiply!(160: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 
 multiply!(176: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87; 88 89 90 91 92 93);
 multiply!(192: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95; 96 97 98 99 100 101);
 
+/// Zeros, of which the compiler does not know it: made here, and not kept in registers from before.
+#[inline(always)]
+pub fn clear(sums: &mut [[f32; 4]]) {
+    for sum in sums.as_flattened_mut() {
+        // SAFETY: registers only.
+        unsafe { asm!("mov.b32 {0}, 0;", out(reg32) * sum, options(nomem, nostack)) };
+    }
+}
+
 /// Nothing, but in order with the waits: without it the compiler could use sums before the wait for them. Operands that are
 /// used here too have the same registers in all branches that end here.
 #[inline(always)]

@@ -152,7 +152,7 @@ const CASES: &[Case] = &[
     variant("stages/grouped_gemm_stream", "grouped_gemm_stream", stages::grouped_gemm::check::<0>),
     variant("stages/grouped_gemm_n64", "grouped_gemm_n64", stages::grouped_gemm::check::<1>),
     variant("stages/grouped_gemm_n128", "grouped_gemm_n128", stages::grouped_gemm::check::<2>),
-    variant("stages/grouped_gemm_wgmma_n64", "grouped_gemm_wgmma_n64", stages::grouped_gemm::check::<3>),
+    variant("stages/grouped_gemm_wgmma_n96", "grouped_gemm_wgmma_n96", stages::grouped_gemm::check::<3>),
     variant("stages/grouped_gemm_wgmma_n192", "grouped_gemm_wgmma_n192", stages::grouped_gemm::check::<4>),
     fp4("stages/grouped_gemm_fp4", stages::grouped_gemm_fp4::check),
     fp4("fp4/fragment_maps", fp4::instruction::fragment_maps),

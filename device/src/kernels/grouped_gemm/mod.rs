@@ -14,6 +14,12 @@ mod tile;
 /// Fragments of 16 rows of a warp whose results leave from registers: with two, it holds whole blocks of 16 columns of h.
 const ROW_FRAGMENTS: usize = 2;
 
+/// The usual expected slots of a variant: a fifth less than a tile has, so that few experts need a second tile and read their
+/// weights again.
+const fn with_margin(slots: usize) -> usize {
+    slots * 4 / 5
+}
+
 /// One compiled variant of a grouped GEMM, as the host must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
@@ -23,6 +29,8 @@ pub struct Variant {
     pub rows: usize,
     /// Slots of a tile.
     pub slots: usize,
+    /// Expected slots of an expert up to which a plan takes this variant rather than the next one.
+    pub expected_slots: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Registers that a thread takes, about: for the number of resident blocks.

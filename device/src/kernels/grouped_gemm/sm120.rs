@@ -13,7 +13,7 @@
 //! quantizes each token once) by `cp.async`; one mbarrier a stage tells the 8 others that it is full, another one that
 //! they are done with it. Results leave from registers.
 
-use super::{ROW_FRAGMENTS, Variant};
+use super::{ROW_FRAGMENTS, Variant, with_margin};
 use crate::format::packed::TileOrder;
 use crate::format::tile_mxf4::{ActivationStage, FRAGMENT_ROWS, Mxf4Tile};
 
@@ -55,6 +55,7 @@ pub const VARIANTS: [Variant; 1] = [Variant {
     kernel: "grouped_gemm_fp4",
     rows: ROWS,
     slots: SLOTS,
+    expected_slots: with_margin(SLOTS),
     threads: (CONSUMERS as u32 + 1) * 32,
     registers: 168,
     shared_bytes: (BARRIERS_AT + 2 * STAGES * 8) as u32,

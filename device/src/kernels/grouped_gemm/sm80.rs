@@ -11,7 +11,7 @@
 //! memory once. Shared memory: a ring of stages of (weight tiles, activation rows); a row of activations is 8 chunks of 16
 //! bytes for each K tile, exchanged from row to row so that few lanes of a load meet in a bank.
 
-use super::{ROW_FRAGMENTS, Variant};
+use super::{ROW_FRAGMENTS, Variant, with_margin};
 use crate::format::packed::TileOrder;
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 
@@ -92,6 +92,7 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
         kernel: "grouped_gemm_stream",
         rows: STREAM_ROWS,
         slots: STREAM_SLOTS,
+        expected_slots: with_margin(STREAM_SLOTS),
         threads: STREAM_WARPS * 32,
         registers: 128,
         shared_bytes: STREAM_WARPS * STREAM_STAGES * STREAM_STAGE_BYTES as u32,
@@ -105,6 +106,7 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
             kernel,
             rows: tile.rows(),
             slots: tile.slots(),
+            expected_slots: with_margin(tile.slots()),
             threads: THREADS,
             registers: tile.registers,
             shared_bytes: tile.shared_bytes(),

@@ -234,9 +234,14 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 k_tile += 1;
                 // There is one at least.
                 if k_tile >= k_tiles {
-                    return cursor;
+                    break;
                 }
             }
+            // The other sums' registers are free for operands meanwhile.
+            for sums in &mut product.sums {
+                wgmma::clear(sums.split_at_mut(SLOT_FRAGMENTS).1);
+            }
+            cursor
         }
     }
 
@@ -396,5 +401,5 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(grouped_gemm_wgmma_n64, 0, TALL: 2 4 6, 8);
+kernel!(grouped_gemm_wgmma_n96, 0, TALL: 2 4 6 8 10, 12);
 kernel!(grouped_gemm_wgmma_n192, 1, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);
