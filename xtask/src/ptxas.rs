@@ -46,7 +46,7 @@ const ARCHITECTURES: [&str; 8] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100",
 /// every matrix instruction in them begins and ends.
 const EXPECTED: [(&str, &str, &str, &str); 4] = [
     ("sm_80", "grouped_gemm", "HMMA.16816.F32", ""),
-    ("sm_90a", "grouped_gemm_stream", "HMMA.16816.F32", ""),
+    ("sm_90a", "grouped_gemm_few", "HMMA.16816.F32", ""),
     ("sm_90a", "grouped_gemm_wgmma", "HGMMA.64x", "x16.F32"),
     ("sm_120f", "grouped_gemm", "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3", ".4X"),
 ];

@@ -20,51 +20,73 @@ pub const FRAGMENT_ROWS: usize = 16;
 /// K of the instruction, and one block of NVFP4.
 pub const FRAGMENT_K: usize = BLOCK;
 
-/// Sign bit of a code in the high bit of an f16, exponent and mantissa where an f16's lowest exponent and highest
-/// mantissa bits are; in both halves of a word.
-const SIGN: u32 = 0x8000_8000;
-const MAGNITUDE: u32 = 0x0E00_0E00;
+/// A code as the high byte of an f16: its sign is the f16's, its exponent and mantissa are where an f16's lowest exponent bits
+/// and highest mantissa bit are; in each byte of a word.
+const DECODED: u32 = 0x8E8E_8E8E;
+/// The same in the high byte of each half only.
+const DECODED_HIGH: u32 = DECODED & 0xFF00_FF00;
 
-/// Places of sign and magnitude in each half of a stored word, by register: how far left they must go to become an f16's.
-const SIGN_SHIFT: [u32; 4] = [0, 3, 1, 2];
-const MAGNITUDE_SHIFT: [u32; 4] = [0, 3, 6, 9];
+/// How far the second codes of a stored word's bytes must go: their magnitudes right, their signs left.
+const MAGNITUDE_SHIFT: u32 = 3;
+const SIGN_SHIFT: u32 = 7;
 
-/// The stored form of a word of 8 codes (nibble r of each half: register r).
+/// Nibble `register` of each half, decoded to a byte.
+#[inline(always)]
+const fn decode(nibbles: u32, register: u32) -> u32 {
+    let codes = (nibbles >> (4 * register)) & 0x000F_000F;
+    ((codes << 4) | (codes << 1)) & DECODED
+}
+
+/// Inverse of [`decode`], of the high bytes of both halves.
+#[inline(always)]
+const fn encode(high: u32, register: u32) -> u32 {
+    (((high >> 12) & 0x0008_0008) | ((high >> 9) & 0x0007_0007)) << (4 * register)
+}
+
+/// The stored form of a word of 8 codes (nibble r of each half: register r). Each of its bytes has two codes: that of register 0
+/// (high byte of a half) or 1 (low byte) decoded, and where a decoded byte has no bits that of register 2 or 3, whose bits are
+/// exclusive ors with those that meet them in [`second_codes`].
 #[inline(always)]
 pub const fn spread(nibbles: u32) -> u32 {
-    let (mut word, mut register) = (0, 0);
-    while register < 4 {
-        let code = nibbles >> (4 * register);
-        word |= ((code << 12) & SIGN) >> SIGN_SHIFT[register];
-        word |= ((code << 9) & MAGNITUDE) >> MAGNITUDE_SHIFT[register];
-        register += 1;
+    let second = (decode(nibbles, 2) << 8) | decode(nibbles, 3);
+    let mut word = (decode(nibbles, 0) << 8) | decode(nibbles, 1);
+    let mut byte = 0;
+    while byte < 4 {
+        // What meets them is in the first codes, and in the magnitudes of the byte below.
+        let (magnitude, sign) = (0x0E << (8 * byte), 0x80 << (8 * byte));
+        let [a, b] = second_codes(word);
+        let missing = second ^ a ^ b;
+        word |= ((missing & magnitude) << MAGNITUDE_SHIFT) | ((missing & sign) >> SIGN_SHIFT);
+        byte += 1;
     }
     word
 }
 
 /// Inverse of [`spread`].
 #[inline(always)]
-pub const fn gather(word: u32) -> u32 {
-    let (mut nibbles, mut register) = (0, 0);
-    while register < 4 {
-        let sign = (word << SIGN_SHIFT[register]) & SIGN;
-        let magnitude = (word << MAGNITUDE_SHIFT[register]) & MAGNITUDE;
-        nibbles |= ((sign >> 12) | (magnitude >> 9)) << (4 * register);
-        register += 1;
-    }
-    nibbles
+pub fn gather(word: u32) -> u32 {
+    let [zero, one, two, three] = fragment_registers(word, |a, b, mask| (a ^ b) & mask);
+    encode(zero, 0) | encode(one, 1) | encode(two, 2) | encode(three, 3)
 }
 
-/// The 4 registers of an A fragment from a stored word: pairs of f16, each 2^-14 times the code's value.
+/// What gives the second codes of a stored word's bytes, decoded, by an exclusive or, and bits between that mean nothing: their
+/// magnitudes and their signs come from different distances, and what each drags to the other's place is undone by how they
+/// are stored.
+#[inline(always)]
+const fn second_codes(word: u32) -> [u32; 2] {
+    [word >> MAGNITUDE_SHIFT, word << SIGN_SHIFT]
+}
+
+/// The 4 registers of an A fragment from a stored word: pairs of f16, each 2^-14 times the code's value. `xor_and(a, b, mask)`
+/// is `(a ^ b) & mask`, one instruction of a GPU.
 ///
 /// A code's exponent and mantissa bits are an f16's own, so no table and no conversion is needed; the 0.5 code becomes an
-/// f16 subnormal.
+/// f16 subnormal. Eight instructions, of which three are shifts to the left that a multiplier can do.
 #[inline(always)]
-pub const fn fragment_registers(word: u32) -> [u32; 4] {
-    let one = (word << 3) & (SIGN | MAGNITUDE);
-    let two = ((word << 6) & MAGNITUDE) | ((word << 1) & SIGN);
-    let three = ((word << 9) & MAGNITUDE) | ((word << 2) & SIGN);
-    [word & (SIGN | MAGNITUDE), one, two, three]
+pub fn fragment_registers(word: u32, xor_and: impl Fn(u32, u32, u32) -> u32) -> [u32; 4] {
+    const LOW: u32 = DECODED & !DECODED_HIGH;
+    let [a, b] = second_codes(word);
+    [word & DECODED_HIGH, (word & LOW) << 8, xor_and(a, b, DECODED_HIGH), xor_and(a, b, LOW) << 8]
 }
 
 /// Power of two by which [`fragment_registers`] are smaller than the values.

@@ -6,6 +6,7 @@ pub mod atomic;
 pub mod float;
 pub mod global;
 pub mod grid;
+pub mod integer;
 pub mod matrix;
 pub mod matrix_fp4;
 pub mod mbarrier;

@@ -137,5 +137,5 @@ const _: () = {
 pub(super) mod dequantize;
 #[cfg(all(nvfp4_arch = "sm80", not(nvfp4_arch = "sm90")))]
 mod device;
-#[cfg(nvfp4_arch = "sm80")]
+#[cfg(all(nvfp4_arch = "sm80", not(nvfp4_arch = "sm90")))]
 mod stream;

@@ -10,7 +10,7 @@
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
-use super::{Variant, sm80, with_margin};
+use super::{Variant, with_margin};
 use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
@@ -97,19 +97,48 @@ const STAGED_STRIDE: usize = BLOCK + 4;
 /// Bytes of a staged column of blocks.
 const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
 
+/// Warps that multiply in the kernel for few slots, a row tile each; one more copies.
+const FEW_WARPS: u32 = 24;
+/// Its fragments of 8 slots.
+const FEW_SLOT_FRAGMENTS: usize = 4;
+/// Token tiles whose units are multiplied at once, at most.
+const FEW_PARTS: usize = 2;
+/// Stages of its ring.
+pub const FEW_STAGES: usize = 8;
+/// Bytes of a stage's activations; weights follow.
+const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
+/// Bytes of a stage.
+const FEW_STAGE_BYTES: usize = (FEW_ACTIVATION_BYTES + FEW_WARPS as usize * MmaTile::BYTES).next_multiple_of(1024);
+/// Where it is said what is multiplied, behind the ring and its barriers, and bytes of that for one turn. There is one place more
+/// than stages, as for [`TILES`].
+const FEW_TURNS_AT: usize = (FEW_STAGES * (FEW_STAGE_BYTES + 2 * 8)).next_multiple_of(16);
+const FEW_TURN_BYTES: usize = 16 + FEW_PARTS * JOB_BYTES;
+/// Where elements of h are staged.
+const FEW_STAGED_AT: usize = FEW_TURNS_AT + (FEW_STAGES + 1) * FEW_TURN_BYTES;
+/// The kernel for few slots.
+const FEW: Variant = Variant {
+    kernel: "grouped_gemm_few",
+    rows: FEW_WARPS as usize * FRAGMENT_ROWS,
+    slots: FEW_SLOT_FRAGMENTS * GROUP_SLOTS,
+    expected_slots: FEW_EXPECTED_SLOTS,
+    threads: (FEW_WARPS + 1) * 32,
+    registers: 80,
+    shared_bytes: (FEW_STAGED_AT + FEW_WARPS as usize / 2 * STAGED_BYTES) as u32,
+    quantizes: true,
+    tiles: true,
+};
+
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
 const CONSUMER_REGISTERS: u32 = 152;
 const PRODUCER_REGISTERS: u32 = 56;
 
-/// Expected slots up to which the kernel for few slots is faster: on an H200 with 4, both take the same time for
-/// deepseek-v4-pro-ep8, and for qwen3-30b the next one less.
-const STREAM_EXPECTED_SLOTS: usize = 3;
+/// Expected slots up to which the kernel for few slots is faster.
+const FEW_EXPECTED_SLOTS: usize = 8;
 
-/// The variants: few slots as on every GPU, then [`TILES`].
+/// The variants: few slots, then [`TILES`].
 pub const VARIANTS: [Variant; 1 + TILES.len()] = {
-    let stream = Variant { expected_slots: STREAM_EXPECTED_SLOTS, ..sm80::VARIANTS[0] };
-    let mut variants = [stream; 1 + TILES.len()];
+    let mut variants = [FEW; 1 + TILES.len()];
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];
@@ -133,6 +162,10 @@ const _: () = {
     // A block starts with what it has, and leaves before it takes.
     assert!(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * REGISTERS);
     assert!(TILE_BYTES == 1024);
+    assert!(FEW.shared_bytes <= 227 * 1024);
+    assert!(FEW.threads * FEW.registers <= 65536);
+    // Barrier 0 is the block's, each pair of warps has one.
+    assert!(FEW_WARPS / 2 < 16);
     let mut i = 0;
     while i < TILES.len() {
         // What sm_90 gives a block.
@@ -148,3 +181,7 @@ const _: () = {
 mod device;
 #[cfg(nvfp4_arch = "sm90")]
 mod epilogue;
+#[cfg(nvfp4_arch = "sm90")]
+mod few;
+#[cfg(nvfp4_arch = "sm90")]
+mod stage;

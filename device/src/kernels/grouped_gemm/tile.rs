@@ -44,8 +44,39 @@ impl Tile {
             let expert = find_expert(tile_offset, params.experts, div_rem(index, block_rows).0);
             let first = *tile_offset.add(expert as usize);
             let token_tiles = *tile_offset.add(expert as usize + 1) - first;
-            let inner = index - first * block_rows;
-            let (row_tile, token_tile) = div_rem(inner, token_tiles);
+            let (row_tile, token_tile) = div_rem(index - first * block_rows, token_tiles);
+            Self::of_expert::<EVEN>(params, expert, row_tile * rows, [token_tile, token_tiles], slots)
+        }
+    }
+
+    /// Token tile number `index` of all of up to `slots` slots, shared as with `EVEN`, from this packed row on.
+    ///
+    /// # Safety
+    /// The params' offsets are as documented there, `index` is below the number of token tiles.
+    #[cfg(nvfp4_arch = "sm90")]
+    #[inline(always)]
+    pub(super) unsafe fn of_slots(params: &GroupedGemmParams, index: u32, row: u32, slots: u32) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let tile_offset = params.tile_offset as *const u32;
+            let expert = find_expert(tile_offset, params.experts, index);
+            let first = *tile_offset.add(expert as usize);
+            let token_tiles = *tile_offset.add(expert as usize + 1) - first;
+            Self::of_expert::<true>(params, expert, row, [index - first, token_tiles], slots)
+        }
+    }
+
+    /// A token tile of an expert, from this packed row on.
+    #[inline(always)]
+    unsafe fn of_expert<const EVEN: bool>(
+        params: &GroupedGemmParams,
+        expert: u32,
+        row: u32,
+        [token_tile, token_tiles]: [u32; 2],
+        slots: u32,
+    ) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
             let expert_offset = params.expert_offset as *const u32;
             let expert_slot = *expert_offset.add(expert as usize);
             let expert_slots = *expert_offset.add(expert as usize + 1) - expert_slot;
@@ -60,7 +91,7 @@ impl Tile {
             Self {
                 weights: (params.weights + expert as u64 * params.expert_bytes) as *const u8,
                 expert,
-                row: row_tile * rows,
+                row,
                 slot: expert_slot + from,
                 slots: to - from,
                 expert_slot,

@@ -35,8 +35,12 @@ struct Request {
 }
 
 /// The variants: the portable ones, then those for Hopper.
-const VARIANTS: [Variant; 5] =
-    [sm80::VARIANTS[0], sm80::VARIANTS[1], sm80::VARIANTS[2], sm90::VARIANTS[1], sm90::VARIANTS[2]];
+const VARIANTS: [Variant; 6] = {
+    let ([a, b, c], [d, e, f]) = (sm80::VARIANTS, sm90::VARIANTS);
+    [a, b, c, d, e, f]
+};
+/// Index of the one for few slots of Hopper.
+const FEW: usize = sm80::VARIANTS.len();
 
 /// All of one variant: `VARIANT` is its index in [`VARIANTS`].
 pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
@@ -47,7 +51,8 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let tile = VARIANT.checked_sub(1).and_then(|tile| sm80::TILES.get(tile));
     let stages = match tile {
         Some(tile) => tile.stages,
-        None if variant.tiles => sm90::TILES[VARIANT - 1 - sm80::TILES.len()].stages,
+        None if VARIANT == FEW => sm90::FEW_STAGES,
+        None if variant.tiles => sm90::TILES[VARIANT - FEW - 1].stages,
         None => sm80::STREAM_DEEP_STAGES as usize,
     };
     let long = (stages + 1) * MmaTile::K - BLOCK;
@@ -85,7 +90,8 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
     // number of slots around those for which other code runs.
     let without_copies = if variant.tiles {
-        (1..=slots / 16).flat_map(|n| [16 * n - 1, 16 * n]).collect()
+        let step = if VARIANT == FEW { 8 } else { 16 };
+        (1..=slots / step).flat_map(|n| [step * n - 1, step * n]).collect()
     } else {
         vec![1, 8, 9, 16, 17, 23, 24]
     };
@@ -106,9 +112,11 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Ungated, Activation::Relu2, 80, 64, &[3, 12, 20], false),
     ];
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
-    // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings.
-    let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, 352, long, slots, false));
-    let busy = busy.into_iter().filter(|_| VARIANT == 0);
+    // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings; or that
+    // a block takes several turns, of one and of two token tiles.
+    let columns = if VARIANT == FEW { 1040 } else { 352 };
+    let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, columns, long, slots, false));
+    let busy = busy.into_iter().filter(|_| VARIANT == 0 || VARIANT == FEW);
     let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|request| {
         let swiglu = matches!(request.activation, Activation::SwiGlu { .. });
         variant.quantizes && (!variant.tiles || swiglu)

@@ -2,6 +2,7 @@
 
 use crate::format::tile_mma::fragment_registers;
 use crate::ptx::float::multiply_f16x2;
+use crate::ptx::integer::xor_and;
 use crate::ptx::matrix::broadcast_half;
 
 /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the pairs of scales of its two rows.
@@ -12,7 +13,7 @@ pub(in crate::kernels::grouped_gemm) fn dequantize(codes: u32, scales: &[[u32; 2
         if step / 2 == 1 { broadcast_half::<true>(pair) } else { broadcast_half::<false>(pair) }
     };
     let (low, high) = (scale(0), scale(1));
-    let registers = fragment_registers(codes);
+    let registers = fragment_registers(codes, xor_and);
     [
         multiply_f16x2(registers[0], low),
         multiply_f16x2(registers[1], high),

@@ -3,11 +3,11 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::epilogue::{Place, write_sums};
+use super::stage::{Job, Weights};
 use super::*;
 use crate::format::slot_groups::SlotGroups;
-use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
+use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::grouped_gemm::ring;
-use crate::kernels::grouped_gemm::sm80::dequantize::dequantize;
 use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
@@ -22,69 +22,6 @@ const STEPS: usize = MmaTile::K / FRAGMENT_K;
 #[inline(always)]
 fn slot_fragments(slots: u32) -> u32 {
     slots.div_ceil(16) * 2
-}
-
-/// What those who multiply must know of a tile.
-struct Job {
-    /// Without the place of its weights.
-    tile: Tile,
-    scales: ExpertScales,
-}
-
-impl Job {
-    /// Writes it; no slots mean that there are no more.
-    #[inline(always)]
-    unsafe fn put(&self, place: u32) {
-        let Tile { expert, row, slot, slots, expert_slot, expert_slots, .. } = self.tile;
-        let ExpertScales { gate, up, down, l1_input, l2_input } = self.scales;
-        // SAFETY: inside the planned shared memory, and nobody reads it any more.
-        unsafe {
-            shared::store_v4(place, [expert, row, slot, slots]);
-            shared::store_v4(place + 16, [expert_slot, expert_slots, gate.to_bits(), up.to_bits()]);
-            shared::store_v4(place + 32, [down.to_bits(), l1_input.to_bits(), l2_input.to_bits(), 0]);
-        }
-    }
-
-    /// Reads it.
-    #[inline(always)]
-    unsafe fn get(place: u32) -> Self {
-        // SAFETY: inside the planned shared memory; the tile's first stage was full.
-        unsafe {
-            let [expert, row, slot, slots] = shared::load_v4(place);
-            let [expert_slot, expert_slots, gate, up] = shared::load_v4(place + 16);
-            let [down, l1_input, l2_input, _] = shared::load_v4(place + 32);
-            let [gate, up, down, l1_input, l2_input] = [gate, up, down, l1_input, l2_input].map(f32::from_bits);
-            let tile = Tile { weights: core::ptr::null(), expert, row, slot, slots, expert_slot, expert_slots };
-            Self { tile, scales: ExpertScales { gate, up, down, l1_input, l2_input } }
-        }
-    }
-}
-
-/// A lane's part of one weight tile.
-#[derive(Clone, Copy)]
-struct Weights {
-    codes: [u32; 4],
-    scales: [u32; 2],
-}
-
-impl Weights {
-    /// From shared memory.
-    #[inline(always)]
-    unsafe fn load(tile: u32, lane: u32) -> Self {
-        // SAFETY: the stage is full.
-        unsafe {
-            Self {
-                codes: shared::load_v4(tile + lane * 16),
-                scales: shared::load_v2(tile + MmaTile::CODE_BYTES as u32 + lane / 4 * 8),
-            }
-        }
-    }
-
-    /// A operand of one step.
-    #[inline(always)]
-    fn operand(&self, step: usize) -> [u32; 4] {
-        dequantize(self.codes[step], &self.scales.map(scale_pairs), step)
-    }
 }
 
 /// Matrix descriptor of a stage's activations (PTX ISA, "Matrix Descriptor Format"): the address, the distance from one
