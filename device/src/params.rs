@@ -147,6 +147,12 @@ pub struct QuantizeParams {
     pub topk: u32,
     /// `[T, topk]` u32: slot of an entry or [`NO_SLOT`], for `quantize_tiles`.
     pub entry_slot: u64,
+    /// `[T, topk]` i32, global expert ids, for `quantize_tiles` where rows are tokens.
+    pub topk_ids: u64,
+    /// Global id of the first local expert.
+    pub first_expert: u32,
+    /// Zero.
+    pub padding: u32,
 }
 
 /// What a grouped GEMM does with its accumulators.

@@ -303,6 +303,9 @@ impl<'a> Schedule<'a> {
             second: second.into(),
             topk,
             entry_slot: self.at(Region::EntrySlot),
+            topk_ids: self.call.topk_ids,
+            first_expert: spec.experts.first as u32,
+            padding: 0,
         };
         let rows = if a_row_a_token { self.call.tokens as u32 } else { self.entries() };
         let amax = Launch {

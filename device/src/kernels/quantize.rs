@@ -126,11 +126,12 @@ pub(crate) mod device {
         }
     }
 
-    /// Quantizes row `row`; `write` stores one block, if it begins in front of the stride, `write_scale` the row's scale in
-    /// one thread.
+    /// Quantizes a row; `write` stores one block, if it begins in front of the stride, `write_scale` the row's scale in one
+    /// thread. All threads call `before` once, in front of what is stored.
     #[inline(always)]
     unsafe fn quantize_row(
         params: &QuantizeParams,
+        before: impl Fn(),
         write_scale: impl Fn(u32, f32),
         write: impl Fn(u32, u32, block_fma::Values<BLOCK>),
     ) {
@@ -142,21 +143,31 @@ pub(crate) mod device {
             }
             let input_row = if params.gather == 0 { row } else { *(params.gather as *const u32).add(row as usize) };
             let g = row_scale(params, row, input_row);
-            if thread_idx_x() == 0 {
-                write_scale(row, g);
-            }
             // The lanes of a warp take part together, also behind the row's end.
             let lane_first = thread_idx_x() % 32 * BLOCK as u32;
             let mut warp_first = thread_idx_x() / 32 * 32 * BLOCK as u32;
-            while warp_first < params.stride {
+            let mut stored = false;
+            loop {
                 let first = warp_first + lane_first;
                 let quantized = if first < params.k {
                     block_fma::quantize(&load_block(params, input_row, first), g, Gpu)
                 } else {
                     block_fma::Values { values: [0.0; BLOCK], scale: 0.0 }
                 };
-                write(row, first, quantized);
+                if !stored {
+                    stored = true;
+                    before();
+                    if thread_idx_x() == 0 {
+                        write_scale(row, g);
+                    }
+                }
+                if warp_first < params.stride {
+                    write(row, first, quantized);
+                }
                 warp_first += THREADS * BLOCK as u32;
+                if warp_first >= params.stride {
+                    return;
+                }
             }
         }
     }
@@ -171,7 +182,7 @@ pub(crate) mod device {
                     write(row, first, quantized);
                 }
             };
-            quantize_row(params, |row, g| write_scale(params, row, g), write_existing);
+            quantize_row(params, || {}, |row, g| write_scale(params, row, g), write_existing);
         }
     }
 
@@ -239,36 +250,61 @@ pub(crate) mod device {
     /// As [`quantize`], with [`super::tiles_shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize_tiles(params: QuantizeParams) {
-        grid::follow();
         let by_token = params.rows == Rows::Token as u32;
+        // Tokens, and scales that no kernel makes, are there before: this kernel starts when all that is in front of the
+        // routing is done.
+        let early = by_token && params.row_scale != RowScale::PerTensor as u32;
+        let wait = || {
+            grid::wait();
+            // In this order: the grouped GEMM that follows reads the routing before it waits.
+            grid::launch_dependents();
+        };
+        // SAFETY: pointers as documented in QuantizeParams.
+        let rows = || unsafe { row_count(params.rows, &params.tokens, params.expert_offset, params.experts) };
+        if !early || block_idx_x() >= rows() {
+            // Whoever has no row waits too: what follows may not start earlier.
+            wait();
+            if block_idx_x() >= rows() {
+                return;
+            }
+        }
         let slots = if by_token { params.topk } else { 1 };
         let k_tiles = params.stride as usize / TILE_K;
         // SAFETY: rows and entries below the sizes documented in QuantizeParams; a slot's place is in its expert's tiles.
         unsafe {
+            let entry = |row: u32, index: u32| (row * slots + index) as usize;
             let slot_of = |row: u32, index: u32| {
-                if by_token { *(params.entry_slot as *const u32).add((row * slots + index) as usize) } else { row }
+                if by_token { *(params.entry_slot as *const u32).add(entry(row, index)) } else { row }
             };
-            let row = block_idx_x();
-            let mut index = thread_idx_x();
-            while index < slots && row < row_count(params.rows, &params.tokens, params.expert_offset, params.experts) {
-                let slot = slot_of(row, index);
-                let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
-                let mut place = [0; 3];
-                if slot != NO_SLOT {
-                    let offsets = params.expert_offset as *const u32;
-                    let expert = find_expert(offsets, params.experts, slot) as usize;
-                    let (first, end) = (*offsets.add(expert), *offsets.add(expert + 1));
-                    let groups = SlotGroups::new(expert, first as usize, (end - first) as usize);
-                    place = [groups.first as u32, groups.count as u32, slot - first];
+            let destinations = || {
+                if early {
+                    wait();
                 }
-                let mut i = 0;
-                while i < 3 {
-                    shared::store_u32(address + 4 * i as u32, place[i]);
-                    i += 1;
+                let (row, mut index) = (block_idx_x(), thread_idx_x());
+                while index < slots {
+                    let slot = slot_of(row, index);
+                    let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
+                    let mut place = [0; 3];
+                    if slot != NO_SLOT {
+                        let offsets = params.expert_offset as *const u32;
+                        let expert = if by_token {
+                            *(params.topk_ids as *const u32).add(entry(row, index)) - params.first_expert
+                        } else {
+                            find_expert(offsets, params.experts, slot)
+                        } as usize;
+                        let (first, end) = (*offsets.add(expert), *offsets.add(expert + 1));
+                        let groups = SlotGroups::new(expert, first as usize, (end - first) as usize);
+                        place = [groups.first as u32, groups.count as u32, slot - first];
+                    }
+                    let mut i = 0;
+                    while i < 3 {
+                        shared::store_u32(address + 4 * i as u32, place[i]);
+                        i += 1;
+                    }
+                    index += THREADS;
                 }
-                index += THREADS;
-            }
-            sync_threads();
+                sync_threads();
+            };
             let write_scales = |row: u32, g: f32| {
                 let mut index = 0;
                 while index < slots {
@@ -279,7 +315,7 @@ pub(crate) mod device {
                     index += 1;
                 }
             };
-            quantize_row(&params, write_scales, |_, first, quantized| {
+            quantize_row(&params, destinations, write_scales, |_, first, quantized| {
                 let pair = |i: usize| quantized.f16_pair(i, i + 1);
                 // Two lanes exchange halves, so that both halves of 32 bytes are written at once.
                 let odd = thread_idx_x() % 2 != 0;

@@ -268,7 +268,9 @@ mod device {
     /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_place(params: RouteParams) {
-        grid::follow();
+        // In this order: what follows reads the hidden rows before it waits.
+        grid::wait();
+        grid::launch_dependents();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (thread, chunk) = (thread_idx_x(), block_idx_x());
@@ -296,7 +298,9 @@ mod device {
     /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
-        grid::follow();
+        // In this order: what follows reads the hidden rows before it waits.
+        grid::wait();
+        grid::launch_dependents();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);

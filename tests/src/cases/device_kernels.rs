@@ -2,6 +2,7 @@
 //! that a forward leaves in the workspace against the host's.
 
 use anyhow::{Context, Result, ensure};
+use bytemuck::Zeroable;
 use half::bf16;
 use nvfp4_moe::cuda::Engine;
 use nvfp4_moe::driver::DeviceBuffer;
@@ -101,8 +102,7 @@ fn run(
         row_scale: mode as u32,
         experts: 1,
         second: second.into(),
-        topk: 0,
-        entry_slot: 0,
+        ..QuantizeParams::zeroed()
     };
     let to_products = QuantizeParams {
         output: products.address(),

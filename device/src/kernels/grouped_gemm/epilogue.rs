@@ -1,12 +1,14 @@
 //! From accumulators to memory: alpha, activation, and where the scale is known beforehand the second quantization.
 
 use super::ROW_FRAGMENTS;
+#[cfg(nvfp4_arch = "sm80")]
+use super::sm80::dequantize::UNSCALE;
 use super::tile::Tile;
 use crate::format::BLOCK;
 use crate::format::block_fma::{self, Values};
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 #[cfg(nvfp4_arch = "sm80")]
-use crate::format::tile_mma::{self, FRAGMENT_ROWS, MmaTile as Order};
+use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile as Order, activation_place};
 #[cfg(nvfp4_arch = "sm120")]
 use crate::format::tile_mxf4::{FRAGMENT_ROWS, Mxf4Tile as Order};
 use crate::kernels::activation::activate;
@@ -15,9 +17,6 @@ use crate::ptx::float::Gpu;
 use crate::ptx::thread::opaque;
 use crate::ptx::warp::shuffle_xor;
 
-/// What the sums must be multiplied by: the power of two that the operands carry, undone.
-#[cfg(nvfp4_arch = "sm80")]
-pub(super) const UNSCALE: f32 = (1u32 << -tile_mma::PRODUCT_LOG2) as f32;
 #[cfg(nvfp4_arch = "sm120")]
 const UNSCALE: f32 = 1.0;
 
@@ -104,7 +103,7 @@ impl OutputRow<'_> {
         }
         let columns = self.params.columns as usize;
         let stride = columns.next_multiple_of(Order::K);
-        let place = |column: usize| self.slot * stride + tile_mma::activation_place(column);
+        let place = |column: usize| self.slot * stride + activation_place(column);
         let output = self.params.output as *mut u16;
         let (low, high) = (first + self.lane as usize, first + self.lane as usize + 8);
         let pair = quantized.f16_pair(0, 1);

@@ -1,7 +1,7 @@
 //! The grouped GEMM: for every local expert, its weights times its slots' activations. L1 (gate and up) and L2 (down)
 //! are the same kernel with another epilogue. One module for each family of GPUs.
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", not(nvfp4_arch = "sm90")))]
 mod epilogue;
 #[cfg(any(nvfp4_arch = "sm90", nvfp4_arch = "sm120"))]
 mod ring;

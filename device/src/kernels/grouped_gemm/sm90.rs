@@ -4,13 +4,13 @@
 //! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them; a warp takes one
 //! or two. Two that follow each other have the halves of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
 //!
-//! One block a multiprocessor: one lane finds the tiles and copies, stage after stage, and says what
-//! they are; three warpgroups multiply 64 or 128 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
+//! One block a multiprocessor: one lane copies weights, stage after stage, and says what the tiles are, one copies activations;
+//! three warpgroups multiply 64 or 128 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
 //! evenly among its token tiles.
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
-use super::{Variant, with_margin};
+use super::{ROW_FRAGMENTS, Variant, with_margin};
 use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
@@ -19,7 +19,7 @@ use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 /// Warpgroups that multiply, and their warps.
 const CONSUMERS: u32 = 3;
 const CONSUMER_WARPS: u32 = CONSUMERS * 4;
-/// Threads of a block: those that multiply, and a warpgroup of which one warp copies.
+/// Threads of a block: those that multiply, and a warpgroup of which two warps copy.
 pub const THREADS: u32 = (CONSUMERS + 1) * 128;
 
 /// Tile of one variant of the kernel.
@@ -97,18 +97,19 @@ const STAGED_STRIDE: usize = BLOCK + 4;
 /// Bytes of a staged column of blocks.
 const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
 
-/// Warps that multiply in the kernel for few slots, a row tile each; one more copies.
-const FEW_WARPS: u32 = 24;
+/// Warps that multiply in the kernel for few slots, two row tiles each; two more copy weights and activations.
+const FEW_WARPS: u32 = 16;
 /// Its fragments of 8 slots.
-const FEW_SLOT_FRAGMENTS: usize = 4;
+const FEW_SLOT_FRAGMENTS: usize = 3;
 /// Token tiles whose units are multiplied at once, at most.
 const FEW_PARTS: usize = 2;
 /// Stages of its ring.
-pub const FEW_STAGES: usize = 8;
+pub const FEW_STAGES: usize = 7;
 /// Bytes of a stage's activations; weights follow.
 const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
 /// Bytes of a stage.
-const FEW_STAGE_BYTES: usize = (FEW_ACTIVATION_BYTES + FEW_WARPS as usize * MmaTile::BYTES).next_multiple_of(1024);
+const FEW_STAGE_BYTES: usize =
+    (FEW_ACTIVATION_BYTES + FEW_WARPS as usize * ROW_FRAGMENTS * MmaTile::BYTES).next_multiple_of(1024);
 /// Where it is said what is multiplied, behind the ring and its barriers, and bytes of that for one turn. There is one place more
 /// than stages, as for [`TILES`].
 const FEW_TURNS_AT: usize = (FEW_STAGES * (FEW_STAGE_BYTES + 2 * 8)).next_multiple_of(16);
@@ -118,12 +119,12 @@ const FEW_STAGED_AT: usize = FEW_TURNS_AT + (FEW_STAGES + 1) * FEW_TURN_BYTES;
 /// The kernel for few slots.
 const FEW: Variant = Variant {
     kernel: "grouped_gemm_few",
-    rows: FEW_WARPS as usize * FRAGMENT_ROWS,
+    rows: ROW_FRAGMENTS * FRAGMENT_ROWS,
     slots: FEW_SLOT_FRAGMENTS * GROUP_SLOTS,
     expected_slots: FEW_EXPECTED_SLOTS,
-    threads: (FEW_WARPS + 1) * 32,
-    registers: 80,
-    shared_bytes: (FEW_STAGED_AT + FEW_WARPS as usize / 2 * STAGED_BYTES) as u32,
+    threads: (FEW_WARPS + 2) * 32,
+    registers: 112,
+    shared_bytes: (FEW_STAGED_AT + FEW_WARPS as usize * STAGED_BYTES) as u32,
     quantizes: true,
     tiles: true,
 };
@@ -164,8 +165,6 @@ const _: () = {
     assert!(TILE_BYTES == 1024);
     assert!(FEW.shared_bytes <= 227 * 1024);
     assert!(FEW.threads * FEW.registers <= 65536);
-    // Barrier 0 is the block's, each pair of warps has one.
-    assert!(FEW_WARPS / 2 < 16);
     let mut i = 0;
     while i < TILES.len() {
         // What sm_90 gives a block.

@@ -310,8 +310,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         row_scale: scale as u32,
         experts: slots.map_or(0, |offsets| offsets.len() as u32 - 1),
         second: second.into(),
-        topk: 0,
-        entry_slot: 0,
+        ..QuantizeParams::zeroed()
     };
     let to_codes = QuantizeParams {
         output: codes.address(),

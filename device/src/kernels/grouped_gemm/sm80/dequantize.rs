@@ -1,9 +1,12 @@
 //! From codes and scales to the A operand.
 
-use crate::format::tile_mma::fragment_registers;
+use crate::format::tile_mma::{PRODUCT_LOG2, fragment_registers};
 use crate::ptx::float::multiply_f16x2;
 use crate::ptx::integer::xor_and;
 use crate::ptx::matrix::broadcast_half;
+
+/// What sums of products with [`dequantize`]d weights must be multiplied by: the power of two that those carry, undone.
+pub(in crate::kernels::grouped_gemm) const UNSCALE: f32 = (1u32 << -PRODUCT_LOG2) as f32;
 
 /// f16 fragment of 16 rows x 16 K, 2^-7 times the weights, from its word of codes and the pairs of scales of its two rows.
 #[inline(always)]

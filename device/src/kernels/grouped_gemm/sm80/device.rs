@@ -7,7 +7,7 @@ use super::*;
 use crate::format::packed::{Half, interleaved_row};
 use crate::format::tile_mma::{FRAGMENT_K, scale_pairs};
 use crate::kernels::activation::activate;
-use crate::kernels::grouped_gemm::epilogue::UNSCALE;
+use crate::kernels::grouped_gemm::sm80::dequantize::UNSCALE;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::asynchronous::{commit_group, copy_16, wait_group};

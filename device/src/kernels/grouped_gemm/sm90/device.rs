@@ -85,23 +85,19 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         if number == STAGES as u32 { 0 } else { number + 1 }
     }
 
-    /// Copies the weights and activations of one tile, stage after stage; one lane does it all.
+    /// Copies the weights of one tile, stage after stage, and says what the tile is.
     #[inline(always)]
-    unsafe fn produce(
+    unsafe fn copy_weights(
         params: &GroupedGemmParams,
-        job: &Job,
+        tile: Tile,
         number: u32,
         mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
     ) -> ring::Cursor<STAGES, STAGE_BYTES> {
-        let tile = &job.tile;
-        let k_tiles = params.k_tiles as usize;
+        // SAFETY: there are scales of each expert.
+        let scales = unsafe { *(params.expert_scales as *const ExpertScales).add(tile.expert as usize) };
         let WeightRun { first: mut weights, step } = tile.weight_run(params);
-        let weight_bytes = Self::row_tiles(params, tile.row) * MmaTile::BYTES as u32;
-        // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
-        let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
-        let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
-        let mut activations = (params.activations as *const u8).wrapping_add(groups.tile(k_tiles, 0, first_group) * 2);
-        let activation_bytes = slot_fragments(tile.slots) * TILE_BYTES as u32;
+        let bytes = Self::row_tiles(params, tile.row) * MmaTile::BYTES as u32;
+        let job = Job { tile, scales };
         let mut k_tile = 0;
         while k_tile < params.k_tiles {
             // SAFETY: the tiles exist, and the stage is written after its readers gave it back.
@@ -110,16 +106,73 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 if k_tile == 0 {
                     job.put(Self::job_place(number));
                 }
-                mbarrier::arrive_expect(cursor.full(), weight_bytes + activation_bytes);
-                mbarrier::copy_bulk(Self::weights_of(&cursor), weights, weight_bytes, cursor.full());
-                mbarrier::copy_bulk(cursor.data(), activations, activation_bytes, cursor.full());
+                mbarrier::arrive_expect(cursor.full(), bytes);
+                mbarrier::copy_bulk(Self::weights_of(&cursor), weights, bytes, cursor.full());
             }
             weights = weights.wrapping_add(step as usize);
+            cursor = cursor.next();
+            k_tile += 1;
+        }
+        cursor
+    }
+
+    /// Copies the activations of one tile, stage after stage.
+    #[inline(always)]
+    unsafe fn copy_activations(
+        params: &GroupedGemmParams,
+        tile: &Tile,
+        mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
+    ) -> ring::Cursor<STAGES, STAGE_BYTES> {
+        // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
+        let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
+        let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
+        let mut activations =
+            (params.activations as *const u8).wrapping_add(groups.tile(params.k_tiles as usize, 0, first_group) * 2);
+        let bytes = slot_fragments(tile.slots) * TILE_BYTES as u32;
+        let mut k_tile = 0;
+        while k_tile < params.k_tiles {
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                mbarrier::arrive_expect(cursor.full(), bytes);
+                mbarrier::copy_bulk(cursor.data(), activations, bytes, cursor.full());
+            }
             activations = activations.wrapping_add(groups.count * TILE_BYTES);
             cursor = cursor.next();
             k_tile += 1;
         }
         cursor
+    }
+
+    /// Copies weights or activations of all tiles of a block; one lane each.
+    #[inline(always)]
+    unsafe fn produce<const OF_WEIGHTS: bool>(
+        params: &GroupedGemmParams,
+        mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
+    ) {
+        let mut job = 0;
+        // SAFETY: see the functions called; only tiles that exist are copied.
+        unsafe {
+            let block_rows = params.row_tiles.div_ceil(Self::TILE.row_tiles() as u32);
+            let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
+            let mut index = block_idx_x();
+            while index < tiles {
+                let shape = [Self::TILE.rows() as u32, Self::TILE.slots() as u32];
+                let tile = Tile::find::<true>(params, index, block_rows, shape);
+                cursor = if OF_WEIGHTS {
+                    Self::copy_weights(params, tile, job, cursor)
+                } else {
+                    Self::copy_activations(params, &tile, cursor)
+                };
+                job = Self::next_job(job);
+                index += grid_dim_x();
+            }
+            mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+            if OF_WEIGHTS {
+                shared::store_v4(Self::job_place(job), [0; 4]);
+            }
+            mbarrier::arrive(cursor.full());
+        }
     }
 
     /// Multiplies one tile, of `SLOT_FRAGMENTS` fragments of 8 slots. While a step is multiplied, the operands of the next one
@@ -242,34 +295,28 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         // SAFETY: see the functions called; the barriers are inside the planned shared memory.
         unsafe {
             if thread == 0 {
-                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 1, CONSUMER_WARPS * 32);
+                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, CONSUMER_WARPS * 32);
             }
             sync_threads();
-            grid::follow();
             if warp >= CONSUMER_WARPS {
                 leave_registers::<PRODUCER_REGISTERS>();
-                if warp == CONSUMER_WARPS && lane == 0 {
-                    let block_rows = params.row_tiles.div_ceil(Self::TILE.row_tiles() as u32);
-                    let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
-                    let mut index = block_idx_x();
-                    while index < tiles {
-                        let tile = Tile::find::<true>(
-                            params,
-                            index,
-                            block_rows,
-                            [Self::TILE.rows() as u32, Self::TILE.slots() as u32],
-                        );
-                        let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
-                        cursor = Self::produce(params, &Job { tile, scales }, job, cursor);
-                        job = Self::next_job(job);
-                        index += grid_dim_x();
+                if warp == CONSUMER_WARPS {
+                    if lane == 0 {
+                        // Before what it does not need is there: the routing is, see `quantize_tiles` and below.
+                        Self::produce::<true>(params, cursor);
                     }
-                    mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-                    shared::store_v4(Self::job_place(job), [0; 4]);
-                    mbarrier::arrive(cursor.full());
+                } else {
+                    grid::wait();
+                    grid::launch_dependents();
+                    if warp == CONSUMER_WARPS + 1 && lane == 0 {
+                        Self::produce::<false>(params, cursor);
+                    }
                 }
             } else {
                 take_registers::<CONSUMER_REGISTERS>();
+                grid::wait();
+                // In this order: the second GEMM reads the routing before it waits.
+                grid::launch_dependents();
                 loop {
                     mbarrier::wait(cursor.full(), cursor.parity);
                     let [_, row, _, slots] = shared::load_v4(Self::job_place(job));

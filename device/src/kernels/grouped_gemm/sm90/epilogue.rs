@@ -7,7 +7,7 @@ use crate::format::packed::{Half, TileOrder, deinterleaved_row};
 use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 use crate::kernels::activation::{ActivationParams, KIND_SWIGLU, activate};
-use crate::kernels::grouped_gemm::epilogue::UNSCALE;
+use crate::kernels::grouped_gemm::sm80::dequantize::UNSCALE;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::{Epilogue, ExpertScales, GroupedGemmParams};
 use crate::ptx::float::Gpu;
