@@ -236,19 +236,18 @@ impl<'a> Schedule<'a> {
             token_tile: self.variant.slots as u32,
             padding: 0,
         };
-        let over = |kernel, blocks| Launch {
+        let over = |kernel, blocks, threads, shared_bytes| Launch {
             kernel,
             grid: [blocks, 1, 1],
-            threads: route::THREADS,
-            shared_bytes: route::shared_bytes(self.experts()),
+            threads,
+            shared_bytes,
             params: Params::Route(params),
         };
-        let (single, chunked) = (
-            [over("route_single", 1)],
-            [over("route_count", chunks), over("route_scan", 1), over("route_place", chunks)],
-        );
-        let launches: &[Launch] = if chunks == 1 { &single } else { &chunked };
-        launches.iter().try_for_each(launch)
+        let of_chunks = |kernel, blocks| over(kernel, blocks, route::THREADS, route::shared_bytes(self.experts()));
+        let chunked = [of_chunks("route_count", chunks), of_chunks("route_scan", 1), of_chunks("route_place", chunks)];
+        let single = route::single(self.entries(), self.experts())
+            .map(|(threads, shared_bytes)| over("route_single", 1, threads, shared_bytes));
+        single.as_slice().iter().chain(if single.is_some() { &[][..] } else { &chunked }).try_for_each(launch)
     }
 
     /// Whether the first GEMM quantizes its own results.

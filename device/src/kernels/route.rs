@@ -4,7 +4,8 @@
 //! entries for each expert, `route_scan` turns the counts into first slots, `route_place` gives every entry its slot.
 //! Only integer arithmetic and no atomics, so the order is fixed.
 //!
-//! `route_single` does all three in one block where one chunk is enough: few tokens wait for launches more than for work.
+//! `route_single` does all three in one block, of as many warps as there are entries for, where that is possible: few tokens wait
+//! for launches more than for work.
 //!
 //! Inside a chunk a warp owns 256 consecutive entries, in 8 groups of 32. Shared memory: one counter for each warp and
 //! expert.
@@ -18,12 +19,29 @@ pub const GROUPS: u32 = 8;
 /// Entries of a chunk: of one block.
 pub const CHUNK_ENTRIES: u32 = WARPS * GROUPS * 32;
 
+/// Most warps of `route_single`: of one block.
+const SINGLE_WARPS: u32 = 32;
+
 /// Shared memory of a block's two partial sums for each warp, in bytes.
-const SUMS_BYTES: u32 = WARPS * 8;
+const SUMS_BYTES: u32 = SINGLE_WARPS * 8;
 
 /// Dynamic shared memory of each kernel, in bytes: the sums, then the counters.
 pub const fn shared_bytes(experts: u32) -> u32 {
-    SUMS_BYTES + WARPS * experts * 4
+    shared_bytes_of(WARPS, experts)
+}
+
+const fn shared_bytes_of(warps: u32, experts: u32) -> u32 {
+    SUMS_BYTES + warps * experts * 4
+}
+
+/// Threads and dynamic shared memory of a launch of `route_single` for so many entries, if one block can take them.
+pub const fn single(entries: u32, experts: u32) -> Option<(u32, u32)> {
+    /// What a block gets without asking.
+    const MOST_SHARED_BYTES: u32 = 48 * 1024;
+    let needed = entries.div_ceil(GROUPS * 32);
+    let warps = if needed < WARPS { WARPS } else { needed };
+    let bytes = shared_bytes_of(warps, experts);
+    if warps <= SINGLE_WARPS && bytes <= MOST_SHARED_BYTES { Some((warps * 32, bytes)) } else { None }
 }
 
 #[cfg(target_arch = "nvptx64")]
@@ -33,7 +51,7 @@ mod device {
     use super::*;
     use crate::kernels::device_rows::div_rem;
     use crate::params::{NO_SLOT, RouteParams};
-    use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
+    use crate::ptx::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
     use crate::ptx::warp::{match_any, shuffle_up, sync_warp};
     use crate::ptx::{grid, shared};
 
@@ -84,7 +102,7 @@ mod device {
     #[inline(always)]
     unsafe fn counted(expert: u32, experts: u32) -> u32 {
         let (mut sum, mut warp) = (0, 0);
-        while warp < WARPS {
+        while warp < block_dim_x() / 32 {
             // SAFETY: counters lie in the planned shared memory and have been written by all warps.
             sum += unsafe { shared::load_u32(counter(warp, expert, experts)) };
             warp += 1;
@@ -96,7 +114,7 @@ mod device {
     #[inline(always)]
     unsafe fn counters_to_slots(expert: u32, experts: u32, mut next: u32) {
         let mut warp = 0;
-        while warp < WARPS {
+        while warp < block_dim_x() / 32 {
             let address = counter(warp, expert, experts);
             // SAFETY: as in `counted`; one thread an expert.
             unsafe {
@@ -164,7 +182,7 @@ mod device {
                     first_slot(expert, carry[0] + before[0]);
                 }
                 carry = [carry[0] + total[0], carry[1] + total[1]];
-                first += THREADS;
+                first += block_dim_x();
             }
             if thread == 0 {
                 *expert_offset.add(params.experts as usize) = carry[0];
@@ -191,7 +209,7 @@ mod device {
             let mut expert = thread;
             while expert < params.experts {
                 *counts.add((chunk * params.experts + expert) as usize) = counted(expert, params.experts);
-                expert += THREADS;
+                expert += block_dim_x();
             }
         }
     }
@@ -224,7 +242,7 @@ mod device {
             sync_threads();
             let (mut before, mut total) = ([0; 2], [0; 2]);
             let mut other = 0;
-            while other < WARPS {
+            while other < block_dim_x() / 32 {
                 let sums = shared::load_v2(shared::dynamic() + other * 8);
                 if other < warp {
                     before = [before[0] + sums[0], before[1] + sums[1]];
@@ -285,17 +303,17 @@ mod device {
                 let next = *(params.expert_offset as *const u32).add(expert as usize)
                     + *(params.chunk_counts as *const u32).add((chunk * params.experts + expert) as usize);
                 counters_to_slots(expert, params.experts, next);
-                expert += THREADS;
+                expert += block_dim_x();
             }
             sync_threads();
             place_entries(&params, entries, first, warp, lane);
         }
     }
 
-    /// The whole of routing, for one chunk.
+    /// The whole of routing.
     ///
     /// # Safety
-    /// The params' pointers are as documented there; one block of [`THREADS`], [`shared_bytes`].
+    /// The params' pointers are as documented there; one block of the threads and the shared memory of [`single`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
         // In this order: what follows reads the hidden rows before it waits.

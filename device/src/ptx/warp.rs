@@ -26,6 +26,17 @@ pub fn reduce_max(value: u32) -> u32 {
     max
 }
 
+/// `redux.sync.add.u32` (sm_80).
+#[inline(always)]
+pub fn reduce_add(value: u32) -> u32 {
+    let sum;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("redux.sync.add.u32 {0}, {1}, {2};", out(reg32) sum, in(reg32) value, in(reg32) ALL, options(nomem, nostack))
+    };
+    sum
+}
+
 /// `shfl.sync.up.b32`: the value of the lane `delta` below; lanes below `delta` keep their own.
 #[inline(always)]
 pub fn shuffle_up(value: u32, delta: u32) -> u32 {

@@ -52,14 +52,13 @@ impl Tile {
     /// Token tile number `index` of all of up to `slots` slots, shared as with `EVEN`, from this packed row on.
     ///
     /// # Safety
-    /// The params' offsets are as documented there, `index` is below the number of token tiles.
+    /// The params' offsets are as documented there, `index` is a token tile of the expert.
     #[cfg(nvfp4_arch = "sm90")]
     #[inline(always)]
-    pub(super) unsafe fn of_slots(params: &GroupedGemmParams, index: u32, row: u32, slots: u32) -> Self {
+    pub(super) unsafe fn of_slots(params: &GroupedGemmParams, expert: u32, index: u32, row: u32, slots: u32) -> Self {
         // SAFETY: the caller's contract.
         unsafe {
             let tile_offset = params.tile_offset as *const u32;
-            let expert = find_expert(tile_offset, params.experts, index);
             let first = *tile_offset.add(expert as usize);
             let token_tiles = *tile_offset.add(expert as usize + 1) - first;
             Self::of_expert::<true>(params, expert, row, [index - first, token_tiles], slots)

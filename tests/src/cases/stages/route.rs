@@ -57,6 +57,8 @@ fn requests() -> Vec<Request> {
         request(6, 0, 6, 2, 1024, 1024, 8, Ids::Any),
         // More experts than a block has threads.
         request(320, 7, 300, 8, 70, 70, 8, Ids::Any),
+        // As many entries as one block can take.
+        request(9, 2, 5, 2, 4096, 4096, 16, Ids::Any),
         // Several chunks, the last with one entry; a count on the device that is too large.
         request(70, 1, 65, 3, 1366, 9999, 64, Ids::Any),
         request(3, 1, 2, 2, 1024, 1024, 128, Ids::Any),
@@ -85,16 +87,22 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
     let bench = Bench::new(lab)?;
     for (index, request) in requests().iter().enumerate() {
         let ids = ids(request, &mut StdRng::seed_from_u64(index as u64));
-        let chunks = ids.len().div_ceil(route::CHUNK_ENTRIES as usize);
-        run(&bench, request, &ids, &["route_count", "route_scan", "route_place"])?;
-        if chunks == 1 {
-            run(&bench, request, &ids, &["route_single"])?;
+        run(&bench, request, &ids, &["route_count", "route_scan", "route_place"], None)?;
+        if let Some(block) = route::single(ids.len() as u32, request.range.count as u32) {
+            run(&bench, request, &ids, &["route_single"], Some(block))?;
         }
     }
     Ok(())
 }
 
-fn run(bench: &Bench<'_>, request: &Request, ids: &[i32], kernels: &[&'static str]) -> Result<()> {
+/// Runs these kernels, with the usual threads and shared memory or these.
+fn run(
+    bench: &Bench<'_>,
+    request: &Request,
+    ids: &[i32],
+    kernels: &[&'static str],
+    block: Option<(u32, u32)>,
+) -> Result<()> {
     let Request { range, topk, bound, tokens, token_tile, .. } = *request;
     let entries = tokens.min(bound) * topk;
     let expected = Routing::new(&ids[..entries], topk, range);
@@ -127,13 +135,14 @@ fn run(bench: &Bench<'_>, request: &Request, ids: &[i32], kernels: &[&'static st
         token_tile,
         padding: 0,
     };
+    let (threads, shared_bytes) = block.unwrap_or((route::THREADS, route::shared_bytes(range.count as u32)));
     let launches: Vec<_> = kernels
         .iter()
         .map(|&kernel| Launch {
             kernel,
             grid: [if ["route_single", "route_scan"].contains(&kernel) { 1 } else { chunks as u32 }, 1, 1],
-            threads: route::THREADS,
-            shared_bytes: route::shared_bytes(range.count as u32),
+            threads,
+            shared_bytes,
             params: Params::Route(params),
         })
         .collect();

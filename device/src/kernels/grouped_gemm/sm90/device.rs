@@ -162,6 +162,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 cursor = if OF_WEIGHTS {
                     Self::copy_weights(params, tile, job, cursor)
                 } else {
+                    grid::wait();
                     Self::copy_activations(params, &tile, cursor)
                 };
                 job = Self::next_job(job);
@@ -295,25 +296,26 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         // SAFETY: see the functions called; the barriers are inside the planned shared memory.
         unsafe {
             if thread == 0 {
-                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, CONSUMER_WARPS * 32);
+                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, Self::TILE.consumer_warps() * 32);
             }
             sync_threads();
-            if warp >= CONSUMER_WARPS {
+            if warp >= Self::TILE.consumer_warps() {
                 leave_registers::<PRODUCER_REGISTERS>();
-                if warp == CONSUMER_WARPS {
+                if warp == Self::TILE.consumer_warps() {
                     if lane == 0 {
                         // Before what it does not need is there: the routing is, see `quantize_tiles` and below.
                         Self::produce::<true>(params, cursor);
                     }
-                } else {
-                    grid::wait();
-                    grid::launch_dependents();
-                    if warp == CONSUMER_WARPS + 1 && lane == 0 {
-                        Self::produce::<false>(params, cursor);
-                    }
+                } else if warp == Self::TILE.consumer_warps() + 1 && lane == 0 {
+                    Self::produce::<false>(params, cursor);
                 }
             } else {
-                take_registers::<CONSUMER_REGISTERS>();
+                // An expression of `SHAPE` cannot be an argument.
+                match SHAPE {
+                    0 => take_registers::<{ TILES[0].consumer_registers() }>(),
+                    1 => take_registers::<{ TILES[1].consumer_registers() }>(),
+                    _ => take_registers::<{ TILES[2].consumer_registers() }>(),
+                }
                 grid::wait();
                 // In this order: the second GEMM reads the routing before it waits.
                 grid::launch_dependents();
@@ -385,5 +387,6 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(grouped_gemm_wgmma_n96, 0, TALL: 2 4 6 8 10, 12);
-kernel!(grouped_gemm_wgmma_n192, 1, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);
+kernel!(grouped_gemm_wgmma_n32, 0, TALLEST: 2, 4);
+kernel!(grouped_gemm_wgmma_n96, 1, TALL: 2 4 6 8 10, 12);
+kernel!(grouped_gemm_wgmma_n192, 2, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);

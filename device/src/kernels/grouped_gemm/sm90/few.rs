@@ -17,7 +17,7 @@ use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use crate::ptx::warp::uniform;
+use crate::ptx::warp::{reduce_add, uniform};
 use crate::ptx::wgmma::Fragments;
 use crate::ptx::{grid, mbarrier, shared};
 
@@ -76,9 +76,10 @@ impl Turns {
         Self { pairs, unit: share(block_idx_x()), end: share(block_idx_x() + 1) }
     }
 
-    /// Part `part` of the next turn, and how many row tiles each part has. There is one.
+    /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
+    /// first ask for part 0.
     #[inline(always)]
-    unsafe fn next(&mut self, params: &GroupedGemmParams, part: u32) -> (Part, [u32; PARTS as usize]) {
+    unsafe fn next(&mut self, params: &GroupedGemmParams, lane: u32, part: u32) -> (Part, [u32; PARTS as usize]) {
         // SAFETY: every unit exists.
         unsafe {
             // As many turns as full ones would be, of about as many units each.
@@ -94,10 +95,34 @@ impl Turns {
             let (first, warp, count) = if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
             // Of a part that is none, the tile is the first one's.
             let token_tile = if count > 0 { token_tile + part } else { token_tile };
-            let tile = Tile::of_slots(params, token_tile, first * FRAGMENT_ROWS as u32, SLOTS);
+            let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane, part);
+            let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, SLOTS);
             (Part { tile, count, first, warp }, counts)
         }
     }
+}
+
+/// The expert whose range of token tiles holds `token_tile`, which is the first one's of all lanes or the one behind it, as `part`
+/// says. All lanes of the warp take part: each looks at some of the experts, so that memory is waited for once or twice.
+#[inline(always)]
+unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32, lane: u32, part: u32) -> u32 {
+    let first = uniform(token_tile);
+    // Experts in front of the one that has the first token tile, and of the one that has the next.
+    let mut before = [0; PARTS as usize];
+    let mut expert = lane;
+    while expert < experts {
+        // SAFETY: there is an offset behind the last expert's.
+        let end = unsafe { *offsets.add(expert as usize + 1) };
+        let mut i = 0;
+        while i < before.len() {
+            before[i] += (end <= first + i as u32) as u32;
+            i += 1;
+        }
+        expert += 32;
+    }
+    let before = before.map(reduce_add);
+    // Where there is no second part, all token tiles are the first.
+    before[if token_tile == first || part == 0 { 0 } else { 1 }]
 }
 
 /// Lanes that copy a part's weights: of one group of row tiles each.
@@ -108,13 +133,16 @@ const WEIGHT_COPIES: u32 = 2;
 #[inline(always)]
 unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
     let (part, second) = (lane / WEIGHT_COPIES, lane % WEIGHT_COPIES != 0);
+    let copies = part < PARTS;
+    // Lanes that copy nothing ask for nothing of their own.
+    let part = if copies { part } else { 0 };
     let mut cursor = Cursor::new(shared::dynamic());
     let mut turn = 0;
     // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
     unsafe {
         let mut turns = Turns::new(params);
         while turns.unit < turns.end {
-            let (Part { tile, count, first, warp }, counts) = turns.next(params, part);
+            let (Part { tile, count, first, warp }, counts) = turns.next(params, lane, part);
             let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
             let job = Job { tile, scales };
             let here = least(count, MmaTile::GROUP as u32 - first % MmaTile::GROUP as u32);
@@ -125,7 +153,7 @@ unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
             let to = weights_place(warp) + before * MmaTile::BYTES as u32;
             let bytes = copied * MmaTile::BYTES as u32;
             let mut k_tile = 0;
-            while k_tile < params.k_tiles {
+            while copies && k_tile < params.k_tiles {
                 mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
                 if !second && k_tile == 0 {
                     // Whoever read what was said here has written its results: there is a place more than stages.
@@ -144,6 +172,9 @@ unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
             }
             turn = next_turn(turn);
         }
+        if !copies {
+            return;
+        }
         mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
         if lane == 0 {
             shared::store_v4(turn_place(turn), [0; 4]);
@@ -154,13 +185,16 @@ unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
 
 /// Copies the activations of a block's share, stage after stage; a lane those of a part.
 #[inline(always)]
-unsafe fn copy_activations(params: &GroupedGemmParams, part: u32) {
+unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
+    let copies = lane < PARTS;
+    let part = if copies { lane } else { 0 };
     let mut cursor = Cursor::new(shared::dynamic());
+    let mut waited = false;
     // SAFETY: as above.
     unsafe {
         let mut turns = Turns::new(params);
         while turns.unit < turns.end {
-            let (Part { tile, count, .. }, _) = turns.next(params, part);
+            let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
             // Only the groups that the fragments need.
             let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
             let bytes = if count > 0 { needed } else { 0 };
@@ -168,8 +202,12 @@ unsafe fn copy_activations(params: &GroupedGemmParams, part: u32) {
             let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
             let mut from = (params.activations as *const u8)
                 .wrapping_add(groups.tile(params.k_tiles as usize, 0, first_group) * 2);
+            if !waited {
+                waited = true;
+                grid::wait();
+            }
             let mut k_tile = 0;
-            while k_tile < params.k_tiles {
+            while copies && k_tile < params.k_tiles {
                 mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
                 mbarrier::arrive_expect(cursor.full(), bytes);
                 if bytes > 0 {
@@ -180,8 +218,10 @@ unsafe fn copy_activations(params: &GroupedGemmParams, part: u32) {
                 k_tile += 1;
             }
         }
-        mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-        mbarrier::arrive(cursor.full());
+        if copies {
+            mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+            mbarrier::arrive(cursor.full());
+        }
     }
 }
 
@@ -361,20 +401,16 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_few(params: GroupedGemmParams) {
             Cursor::init(shared, PARTS * (WEIGHT_COPIES + 1), FEW_WARPS * 32);
         }
         sync_threads();
+        // The copying warps begin before what the last kernel makes is there: the routing is, see `quantize_tiles` and below.
         if warp == FEW_WARPS {
-            if lane < PARTS * WEIGHT_COPIES {
-                // Before what it does not need is there: the routing is, see `quantize_tiles` and below.
-                copy_weights(&params, lane);
-            }
-            return;
-        }
-        grid::wait();
-        // In this order: the second GEMM reads the routing before it waits.
-        grid::launch_dependents();
-        if warp < FEW_WARPS {
-            consume(&params, warp, lane);
-        } else if lane < PARTS {
+            copy_weights(&params, lane);
+        } else if warp > FEW_WARPS {
             copy_activations(&params, lane);
+        } else {
+            grid::wait();
+            // In this order: the second GEMM reads the routing before it waits.
+            grid::launch_dependents();
+            consume(&params, warp, lane);
         }
     }
 }
