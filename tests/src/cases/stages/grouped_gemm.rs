@@ -35,9 +35,9 @@ struct Request {
 }
 
 /// The variants: the portable ones, then those for Hopper.
-const VARIANTS: [Variant; 7] = {
-    let ([a, b, c], [d, e, f, g]) = (sm80::VARIANTS, sm90::VARIANTS);
-    [a, b, c, d, e, f, g]
+const VARIANTS: [Variant; 6] = {
+    let ([a, b, c], [d, e, f]) = (sm80::VARIANTS, sm90::VARIANTS);
+    [a, b, c, d, e, f]
 };
 /// Index of the one for few slots of Hopper.
 const FEW: usize = sm80::VARIANTS.len();

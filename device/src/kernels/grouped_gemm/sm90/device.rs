@@ -296,26 +296,21 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         // SAFETY: see the functions called; the barriers are inside the planned shared memory.
         unsafe {
             if thread == 0 {
-                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, Self::TILE.consumer_warps() * 32);
+                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, CONSUMER_WARPS * 32);
             }
             sync_threads();
-            if warp >= Self::TILE.consumer_warps() {
+            if warp >= CONSUMER_WARPS {
                 leave_registers::<PRODUCER_REGISTERS>();
-                if warp == Self::TILE.consumer_warps() {
+                if warp == CONSUMER_WARPS {
                     if lane == 0 {
                         // Before what it does not need is there: the routing is, see `quantize_tiles` and below.
                         Self::produce::<true>(params, cursor);
                     }
-                } else if warp == Self::TILE.consumer_warps() + 1 && lane == 0 {
+                } else if warp == CONSUMER_WARPS + 1 && lane == 0 {
                     Self::produce::<false>(params, cursor);
                 }
             } else {
-                // An expression of `SHAPE` cannot be an argument.
-                match SHAPE {
-                    0 => take_registers::<{ TILES[0].consumer_registers() }>(),
-                    1 => take_registers::<{ TILES[1].consumer_registers() }>(),
-                    _ => take_registers::<{ TILES[2].consumer_registers() }>(),
-                }
+                take_registers::<CONSUMER_REGISTERS>();
                 grid::wait();
                 // In this order: the second GEMM reads the routing before it waits.
                 grid::launch_dependents();
@@ -387,6 +382,5 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(grouped_gemm_wgmma_n32, 0, TALLEST: 2, 4);
-kernel!(grouped_gemm_wgmma_n96, 1, TALL: 2 4 6 8 10, 12);
-kernel!(grouped_gemm_wgmma_n192, 2, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);
+kernel!(grouped_gemm_wgmma_n96, 0, TALL: 2 4 6 8 10, 12);
+kernel!(grouped_gemm_wgmma_n192, 1, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);
