@@ -2,7 +2,7 @@
 //!
 //! A tile is one fragment of 16 rows, 64 K long: 512 bytes of codes (16 bytes a lane: one 32-bit word for each 16 of K),
 //! then 64 bytes of scales. One lane reads its codes with one 16-byte load, and its scales (rows g and g+8, four blocks
-//! each) with one 8-byte load. The tiles of 24 row tiles lie side by side: so a kernel's
+//! each) with one 8-byte load. The tiles of 96 row tiles lie side by side: so a kernel's
 //! tile, of a number of rows that divides those, reads one run of bytes for each step along K.
 //!
 //! The 8 codes of a lane's word are stored with their bits apart ([`spread`]), and so are the four scales of a row
@@ -185,8 +185,9 @@ impl TileOrder for MmaTile {
     const K: usize = 64;
     const CODE_BYTES: usize = Self::ROWS * Self::K / 2;
     const SCALE_BYTES: usize = Self::ROWS * Self::K / BLOCK;
-    /// A multiple of the row tiles of every kernel's tiles: 2, 8, 12 and 24.
-    const GROUP: usize = 24;
+    /// A multiple of the row tiles of every kernel's tiles: 2, 8, 12 and 24; and no fewer than a block of the kernel for few slots
+    /// takes at a time, from anywhere: so they are in two groups at most.
+    const GROUP: usize = 96;
     /// A lane holds rows g and g+8 of the accumulator: gate in the one, up in the other.
     const INTERLEAVE: usize = 8;
 

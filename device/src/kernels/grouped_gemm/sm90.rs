@@ -163,6 +163,8 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
 const _: () = {
     assert!(TILE_BYTES == 1024);
     assert!(FEW.shared_bytes <= 227 * 1024);
+    // A lane copies the row tiles of one group, and a part has two lanes.
+    assert!(FEW_WARPS as usize * ROW_FRAGMENTS <= MmaTile::GROUP);
     assert!(FEW.threads * FEW.registers <= THREADS * REGISTERS);
     // A block starts with what it has, and leaves before it takes.
     assert!(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * REGISTERS);

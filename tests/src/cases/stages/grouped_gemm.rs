@@ -117,6 +117,8 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let columns = if VARIANT == FEW { 1040 } else { 352 };
     let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, columns, long, slots, false));
     let busy = busy.into_iter().filter(|_| VARIANT == 0 || VARIANT == FEW);
+    // Turns of all warps that begin anywhere in a group of row tiles and end in the next one.
+    let busy = busy.chain((VARIANT == FEW).then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12], false)));
     let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|request| {
         let swiglu = matches!(request.activation, Activation::SwiGlu { .. });
         variant.quantizes && (!variant.tiles || swiglu)
