@@ -3,11 +3,6 @@
 use half::{bf16, f16};
 use nvfp4_moe_device::format::{block, e2m1, float16, tile_mma, ue4m3};
 
-/// As the kernels make them, whose instruction this is in Rust.
-fn registers(word: u32) -> [u32; 4] {
-    tile_mma::fragment_registers(word, |a, b, mask| (a ^ b) & mask)
-}
-
 #[test]
 fn codes_and_bytes_survive_decode_and_encode() {
     for code in 0..16u8 {
@@ -54,7 +49,9 @@ fn dequantization_to_f16_is_exact_for_all_pairs() {
             assert_eq!(f16::from_bits(quantized.f16(0)).to_f32().to_bits(), exact.to_bits());
 
             // As in the kernel: the multiplication in f16, rounded to nearest.
-            let element = f16::from_bits(registers(tile_mma::spread(code as u32))[0] as u16);
+            let element = f16::from_bits(
+                tile_mma::fragment_registers(tile_mma::spread(code as u32), tile_mma::xor_and)[0] as u16,
+            );
             let scale = f16::from_bits(tile_mma::scale_pairs(tile_mma::spread_scales(byte as u32))[0] as u16);
             let product = f16::from_f32(element.to_f32() * scale.to_f32());
             assert_eq!(product.to_f32() * 128.0, exact, "code {code} scale {byte:#04x}");
@@ -71,7 +68,7 @@ fn fragments_and_scale_pairs_hold_the_right_values() {
         let nibbles = seed.wrapping_mul(0x9E37_79B9) ^ (seed << 7);
         let word = tile_mma::spread(nibbles);
         assert_eq!(tile_mma::gather(word), nibbles);
-        for (register, pair) in registers(word).into_iter().enumerate() {
+        for (register, pair) in tile_mma::fragment_registers(word, tile_mma::xor_and).into_iter().enumerate() {
             for odd in 0..2 {
                 let code = (nibbles >> (16 * odd + 4 * register as u32)) & 15;
                 let value = f16::from_bits((pair >> (16 * odd)) as u16).to_f32();

@@ -144,7 +144,8 @@ impl Plan {
         let widest_tile = kernels.variants().iter().map(|tile| u64::from(tile.shared_bytes)).max().unwrap_or(0);
         let route_bytes = u64::from(route::shared_bytes(spec.experts.count as u32));
         // What a block gets without asking is enough for 1,500 experts.
-        let (widest_block, default_block) = (u64::from(limits.shared_bytes_per_block), 48 * 1024);
+        let (widest_block, default_block) =
+            (u64::from(limits.shared_bytes_per_block), u64::from(route::DEFAULT_SHARED_BYTES));
         for (stage, needed_bytes, found_bytes) in
             [("grouped_gemm", widest_tile, widest_block), ("route", route_bytes, default_block)]
         {

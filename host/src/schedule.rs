@@ -217,7 +217,7 @@ impl<'a> Schedule<'a> {
         self.weights + self.plan.scales_offset()
     }
 
-    fn route<E>(&self, launch: impl FnMut(&Launch) -> Result<(), E>) -> Result<(), E> {
+    fn route<E>(&self, mut launch: impl FnMut(&Launch) -> Result<(), E>) -> Result<(), E> {
         let spec = self.plan.spec();
         let chunks = self.entries().div_ceil(route::CHUNK_ENTRIES);
         let params = RouteParams {
@@ -244,10 +244,11 @@ impl<'a> Schedule<'a> {
             params: Params::Route(params),
         };
         let of_chunks = |kernel, blocks| over(kernel, blocks, route::THREADS, route::shared_bytes(self.experts()));
-        let chunked = [of_chunks("route_count", chunks), of_chunks("route_scan", 1), of_chunks("route_place", chunks)];
-        let single = route::single(self.entries(), self.experts())
-            .map(|(threads, shared_bytes)| over("route_single", 1, threads, shared_bytes));
-        single.as_slice().iter().chain(if single.is_some() { &[][..] } else { &chunked }).try_for_each(launch)
+        if let Some((threads, shared_bytes)) = route::single(self.entries(), self.experts()) {
+            return launch(&over("route_single", 1, threads, shared_bytes));
+        }
+        let launches = [of_chunks("route_count", chunks), of_chunks("route_scan", 1), of_chunks("route_place", chunks)];
+        launches.iter().try_for_each(launch)
     }
 
     /// Whether the first GEMM quantizes its own results.

@@ -65,8 +65,14 @@ pub const fn spread(nibbles: u32) -> u32 {
 /// Inverse of [`spread`].
 #[inline(always)]
 pub fn gather(word: u32) -> u32 {
-    let [zero, one, two, three] = fragment_registers(word, |a, b, mask| (a ^ b) & mask);
+    let [zero, one, two, three] = fragment_registers(word, xor_and);
     encode(zero, 0) | encode(one, 1) | encode(two, 2) | encode(three, 3)
+}
+
+/// `(a ^ b) & mask`, which [`fragment_registers`] takes from its caller: a GPU has one instruction for it.
+#[inline(always)]
+pub const fn xor_and(a: u32, b: u32, mask: u32) -> u32 {
+    (a ^ b) & mask
 }
 
 /// What gives the second codes of a stored word's bytes, decoded, by an exclusive or, and bits between that mean nothing: their
@@ -77,8 +83,8 @@ const fn second_codes(word: u32) -> [u32; 2] {
     [word >> MAGNITUDE_SHIFT, word << SIGN_SHIFT]
 }
 
-/// The 4 registers of an A fragment from a stored word: pairs of f16, each 2^-14 times the code's value. `xor_and(a, b, mask)`
-/// is `(a ^ b) & mask`, one instruction of a GPU.
+/// The 4 registers of an A fragment from a stored word: pairs of f16, each 2^-14 times the code's value. `xor_and` is
+/// [`xor_and`] or that instruction.
 ///
 /// A code's exponent and mantissa bits are an f16's own, so no table and no conversion is needed; the 0.5 code becomes an
 /// f16 subnormal. Eight instructions, of which three are shifts to the left that a multiplier can do.

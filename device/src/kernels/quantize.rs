@@ -254,19 +254,11 @@ pub(crate) mod device {
         // Tokens, and scales that no kernel makes, are there before: this kernel starts when all that is in front of the
         // routing is done.
         let early = by_token && params.row_scale != RowScale::PerTensor as u32;
-        let wait = || {
-            grid::wait();
-            // In this order: the grouped GEMM that follows reads the routing before it waits.
-            grid::launch_dependents();
-        };
         // SAFETY: pointers as documented in QuantizeParams.
         let rows = || unsafe { row_count(params.rows, &params.tokens, params.expert_offset, params.experts) };
+        // Whoever has no row waits too: what follows may not start earlier.
         if !early || block_idx_x() >= rows() {
-            // Whoever has no row waits too: what follows may not start earlier.
-            wait();
-            if block_idx_x() >= rows() {
-                return;
-            }
+            grid::follow_closely();
         }
         let slots = if by_token { params.topk } else { 1 };
         let k_tiles = params.stride as usize / TILE_K;
@@ -278,7 +270,7 @@ pub(crate) mod device {
             };
             let destinations = || {
                 if early {
-                    wait();
+                    grid::follow_closely();
                 }
                 let (row, mut index) = (block_idx_x(), thread_idx_x());
                 while index < slots {

@@ -19,6 +19,9 @@ pub const GROUPS: u32 = 8;
 /// Entries of a chunk: of one block.
 pub const CHUNK_ENTRIES: u32 = WARPS * GROUPS * 32;
 
+/// Dynamic shared memory that a block gets without asking, in bytes.
+pub const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
+
 /// Most warps of `route_single`: of one block.
 const SINGLE_WARPS: u32 = 32;
 
@@ -36,12 +39,10 @@ const fn shared_bytes_of(warps: u32, experts: u32) -> u32 {
 
 /// Threads and dynamic shared memory of a launch of `route_single` for so many entries, if one block can take them.
 pub const fn single(entries: u32, experts: u32) -> Option<(u32, u32)> {
-    /// What a block gets without asking.
-    const MOST_SHARED_BYTES: u32 = 48 * 1024;
     let needed = entries.div_ceil(GROUPS * 32);
     let warps = if needed < WARPS { WARPS } else { needed };
     let bytes = shared_bytes_of(warps, experts);
-    if warps <= SINGLE_WARPS && bytes <= MOST_SHARED_BYTES { Some((warps * 32, bytes)) } else { None }
+    if warps <= SINGLE_WARPS && bytes <= DEFAULT_SHARED_BYTES { Some((warps * 32, bytes)) } else { None }
 }
 
 #[cfg(target_arch = "nvptx64")]
@@ -286,9 +287,7 @@ mod device {
     /// The params' pointers are as documented there; `chunks` blocks of [`THREADS`], [`shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_place(params: RouteParams) {
-        // In this order: what follows reads the hidden rows before it waits.
-        grid::wait();
-        grid::launch_dependents();
+        grid::follow_closely();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (thread, chunk) = (thread_idx_x(), block_idx_x());
@@ -316,9 +315,7 @@ mod device {
     /// The params' pointers are as documented there; one block of the threads and the shared memory of [`single`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
-        // In this order: what follows reads the hidden rows before it waits.
-        grid::wait();
-        grid::launch_dependents();
+        grid::follow_closely();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);

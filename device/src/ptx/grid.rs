@@ -1,9 +1,8 @@
 //! A kernel and the one before it on the stream (`griddepcontrol`, sm_90 and newer).
 
-/// Lets the next kernel's blocks start as soon as all of this one's have said so, or are done. What an earlier kernel than the
-/// one before wrote is there for them only if this comes behind [`wait`].
+/// Lets the next kernel's blocks start as soon as all of this one's have said so, or are done.
 #[inline(always)]
-pub fn launch_dependents() {
+fn launch_dependents() {
     #[cfg(nvfp4_arch = "sm90")]
     // SAFETY: no operand.
     unsafe {
@@ -28,4 +27,12 @@ pub fn wait() {
 pub fn follow() {
     launch_dependents();
     wait();
+}
+
+/// Both, in the other order: what the kernels in front of this one wrote is there for the next one before that waits. The grouped
+/// GEMMs read the routing so, quantization the hidden rows.
+#[inline(always)]
+pub fn follow_closely() {
+    wait();
+    launch_dependents();
 }

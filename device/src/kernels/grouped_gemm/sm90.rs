@@ -1,5 +1,5 @@
-//! Grouped GEMM on `wgmma` (sm_90a) for many slots: weights dequantized exactly in registers, as the portable kernels do it,
-//! with the same packed weights and the same order of K, so the bits are the same.
+//! Grouped GEMM of sm_90a: weights dequantized exactly in registers, as the portable kernels do it, with the same packed weights
+//! and the same order of K, so the bits are the same. For many slots on `wgmma`, as follows; for few on `mma.sync` (`few`).
 //!
 //! M is weight rows, N slots. The tiles of [`MmaTile`] are fragments of A, so any warp may take any of them; a warp takes one
 //! or two. Two that follow each other have the halves of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
@@ -186,4 +186,4 @@ mod epilogue;
 #[cfg(nvfp4_arch = "sm90")]
 mod few;
 #[cfg(nvfp4_arch = "sm90")]
-mod stage;
+mod job;

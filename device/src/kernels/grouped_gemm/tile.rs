@@ -3,6 +3,8 @@
 #[cfg(nvfp4_arch = "sm80")]
 use crate::format::packed::{TileGrid, TileOrder};
 use crate::format::slot_groups::GROUP_SLOTS;
+#[cfg(nvfp4_arch = "sm90")]
+use crate::format::slot_groups::{SlotGroups, TILE_BYTES};
 #[cfg(nvfp4_arch = "sm80")]
 use crate::format::tile_mma::MmaTile;
 use crate::kernels::device_rows::{div_rem, find_expert};
@@ -99,21 +101,38 @@ impl Tile {
         }
     }
 
-    /// Where the tile's weights are.
+    /// Where the tile's activations are, in the tiles of [`SlotGroups`]: its first group.
+    #[cfg(nvfp4_arch = "sm90")]
+    #[inline(always)]
+    pub(super) fn activation_run(&self, params: &GroupedGemmParams) -> Run {
+        let (groups, first_group) = self.slot_groups();
+        let offset = groups.tile(params.k_tiles as usize, 0, first_group) * 2;
+        Run { first: (params.activations as *const u8).wrapping_add(offset), step: (groups.count * TILE_BYTES) as u32 }
+    }
+
+    /// Groups of the tile's expert, and which of them is the tile's first.
+    #[cfg(nvfp4_arch = "sm90")]
+    #[inline(always)]
+    pub(super) fn slot_groups(&self) -> (SlotGroups, usize) {
+        let groups = SlotGroups::new(self.expert as usize, self.expert_slot as usize, self.expert_slots as usize);
+        (groups, (self.slot - self.expert_slot) as usize / GROUP_SLOTS)
+    }
+
+    /// Where the tile's weights are, from this row tile of it on.
     #[cfg(nvfp4_arch = "sm80")]
     #[inline(always)]
-    pub(super) fn weight_run(&self, params: &GroupedGemmParams) -> WeightRun {
+    pub(super) fn weight_run(&self, params: &GroupedGemmParams, further: u32) -> Run {
         let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
-        let row_tile = self.row as usize / MmaTile::ROWS;
-        WeightRun { first: self.weights.wrapping_add(grid.offset(row_tile, 0)), step: grid.step(row_tile) as u32 }
+        let row_tile = self.row as usize / MmaTile::ROWS + further as usize;
+        Run { first: self.weights.wrapping_add(grid.offset(row_tile, 0)), step: grid.step(row_tile) as u32 }
     }
 }
 
-/// The weights of a tile's first row tile, and of those beside it.
+/// The weights of a row tile and of those beside it, or the activations of a group of slots and of those beside it.
 #[cfg(nvfp4_arch = "sm80")]
-pub(super) struct WeightRun {
+pub(super) struct Run {
     /// The first tile along K.
     pub(super) first: *const u8,
-    /// Bytes to the next one: of all row tiles that lie side by side.
+    /// Bytes to the next one: of all that lie side by side.
     pub(super) step: u32,
 }

@@ -40,7 +40,7 @@ unsafe fn fetch_stage<const ROWS: usize, const SLOTS: usize, const COPIES: usize
     // SAFETY: what does not exist is zero-filled, not read.
     unsafe {
         // Row tiles lie side by side in memory, as they do in the stage.
-        let run = tile.weight_run(params);
+        let run = tile.weight_run(params, 0);
         let weights = run.first.wrapping_add(k_tile as usize * run.step as usize);
         let existing = (params.row_tiles - tile.row / MmaTile::ROWS as u32) * MmaTile::BYTES as u32;
         let mut offset = thread * 16;

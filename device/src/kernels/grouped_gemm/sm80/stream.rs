@@ -5,13 +5,13 @@
 
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
-use super::dequantize::dequantize;
+use super::dequantize::Weights;
 use super::{STREAM_DEEP_STAGES, STREAM_ROWS, STREAM_SLOTS, STREAM_STAGE_BYTES, STREAM_STAGES, STREAM_WARPS};
 use crate::format::packed::TileOrder;
-use crate::format::tile_mma::{LOAD_K, MmaTile, scale_pairs};
+use crate::format::tile_mma::{LOAD_K, MmaTile};
 use crate::kernels::grouped_gemm::ROW_FRAGMENTS;
 use crate::kernels::grouped_gemm::epilogue::{Accumulators, Warp, write_results};
-use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
+use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::params::GroupedGemmParams;
 use crate::ptx::asynchronous::{commit_group, copy_16_if, wait_group};
 use crate::ptx::matrix::mma_m16n8k16_f16;
@@ -20,13 +20,6 @@ use crate::ptx::warp::{sync_warp, uniform};
 use crate::ptx::{global, grid, shared};
 
 const TILE_CHUNKS: u32 = super::TILE_CHUNKS as u32;
-
-/// A lane's part of one weight tile.
-#[derive(Clone, Copy)]
-struct Weights {
-    codes: [u32; 4],
-    scales: [u32; 2],
-}
 
 /// Copies of 16 bytes of a lane for a tile of both fragments.
 const COPIES: usize = STREAM_STAGE_BYTES.div_ceil(32 * 16);
@@ -48,7 +41,7 @@ impl Ring {
     #[inline(always)]
     unsafe fn start(params: &GroupedGemmParams, tile: &Tile, shared: u32, stages: u32, lane: u32) -> Self {
         let row_tile = tile.row as usize / MmaTile::ROWS;
-        let WeightRun { first, step } = tile.weight_run(params);
+        let Run { first, step } = tile.weight_run(params, 0);
         let both = row_tile + 1 < params.row_tiles as usize;
         let ring = Self {
             first: first.wrapping_add(lane as usize * 16),
@@ -111,12 +104,7 @@ impl Ring {
             let tile = m as u32 * MmaTile::BYTES as u32;
             let fragment = self.shared + place + if tile < self.bytes { tile } else { 0 };
             // SAFETY: the tile has landed.
-            unsafe {
-                weights[m] = Weights {
-                    codes: shared::load_v4(fragment + self.lane * 16),
-                    scales: shared::load_v2(fragment + MmaTile::CODE_BYTES as u32 + self.lane / 4 * 8),
-                };
-            }
+            unsafe { weights[m] = Weights::load(fragment, self.lane) };
             m += 1;
         }
         weights
@@ -177,8 +165,7 @@ fn multiply<const SLOT_FRAGMENTS: usize>(
         let step = 2 * half + i;
         let mut m = 0;
         while m < ROW_FRAGMENTS {
-            let Weights { codes, scales } = weights[m];
-            let a = dequantize(codes[step], &scales.map(scale_pairs), step);
+            let a = weights[m].operand(step);
             let mut n = 0;
             while n < SLOT_FRAGMENTS {
                 let words = activations[n];

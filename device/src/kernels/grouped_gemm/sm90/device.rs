@@ -3,12 +3,12 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::epilogue::{Place, write_sums};
-use super::stage::{Job, Weights};
+use super::job::Job;
 use super::*;
-use crate::format::slot_groups::SlotGroups;
 use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::grouped_gemm::ring;
-use crate::kernels::grouped_gemm::tile::{Tile, WeightRun};
+use crate::kernels::grouped_gemm::sm80::dequantize::Weights;
+use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
 use crate::ptx::warp::uniform;
@@ -95,7 +95,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
     ) -> ring::Cursor<STAGES, STAGE_BYTES> {
         // SAFETY: there are scales of each expert.
         let scales = unsafe { *(params.expert_scales as *const ExpertScales).add(tile.expert as usize) };
-        let WeightRun { first: mut weights, step } = tile.weight_run(params);
+        let Run { first: mut weights, step } = tile.weight_run(params, 0);
         let bytes = Self::row_tiles(params, tile.row) * MmaTile::BYTES as u32;
         let job = Job { tile, scales };
         let mut k_tile = 0;
@@ -124,10 +124,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
     ) -> ring::Cursor<STAGES, STAGE_BYTES> {
         // Groups behind the expert's last one are read and multiplied too: they exist, and nobody writes their results.
-        let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
-        let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
-        let mut activations =
-            (params.activations as *const u8).wrapping_add(groups.tile(params.k_tiles as usize, 0, first_group) * 2);
+        let Run { first: mut activations, step } = tile.activation_run(params);
         let bytes = slot_fragments(tile.slots) * TILE_BYTES as u32;
         let mut k_tile = 0;
         while k_tile < params.k_tiles {
@@ -137,7 +134,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 mbarrier::arrive_expect(cursor.full(), bytes);
                 mbarrier::copy_bulk(cursor.data(), activations, bytes, cursor.full());
             }
-            activations = activations.wrapping_add(groups.count * TILE_BYTES);
+            activations = activations.wrapping_add(step as usize);
             cursor = cursor.next();
             k_tile += 1;
         }
@@ -162,6 +159,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 cursor = if OF_WEIGHTS {
                     Self::copy_weights(params, tile, job, cursor)
                 } else {
+                    // Behind the first tile, it is done.
                     grid::wait();
                     Self::copy_activations(params, &tile, cursor)
                 };
@@ -303,7 +301,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 leave_registers::<PRODUCER_REGISTERS>();
                 if warp == CONSUMER_WARPS {
                     if lane == 0 {
-                        // Before what it does not need is there: the routing is, see `quantize_tiles` and below.
+                        // Before what it does not need is there: the routing is (`grid::follow_closely`).
                         Self::produce::<true>(params, cursor);
                     }
                 } else if warp == CONSUMER_WARPS + 1 && lane == 0 {
@@ -311,9 +309,7 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                 }
             } else {
                 take_registers::<CONSUMER_REGISTERS>();
-                grid::wait();
-                // In this order: the second GEMM reads the routing before it waits.
-                grid::launch_dependents();
+                grid::follow_closely();
                 loop {
                     mbarrier::wait(cursor.full(), cursor.parity);
                     let [_, row, _, slots] = shared::load_v4(Self::job_place(job));

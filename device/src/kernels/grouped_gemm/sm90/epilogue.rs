@@ -4,7 +4,7 @@ use super::{STAGED_BYTES, STAGED_SLOTS, STAGED_STRIDE};
 use crate::format::BLOCK;
 use crate::format::block_fma;
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
-use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
+use crate::format::slot_groups::{GROUP_SLOTS, TILE_ELEMENTS};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 use crate::kernels::activation::{ActivationParams, KIND_SWIGLU, activate};
 use crate::kernels::grouped_gemm::sm80::dequantize::UNSCALE;
@@ -243,8 +243,7 @@ unsafe fn write_quantized<const M: usize, const N: usize>(
         let half = place.lane % 2;
         let columns = params.columns as usize;
         let stride = columns.next_multiple_of(MmaTile::K);
-        let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
-        let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
+        let (groups, first_group) = tile.slot_groups();
         let mut first_slot = 0;
         while first_slot < tile.slots {
             let mut turn = 0;

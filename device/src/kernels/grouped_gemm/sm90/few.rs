@@ -1,4 +1,4 @@
-//! The kernel for few slots: two warps copy for many, each of which multiplies 16 rows on its own with `mma.sync`.
+//! The kernel for few slots: two warps copy for many, each of which multiplies 32 rows on its own with `mma.sync`.
 //!
 //! A unit is two row tiles (those that have the halves of the same blocks of h) of one token tile. A block has an equal share of
 //! all units and takes as many at a time as it has warps, or as share it most evenly; they may be of two token tiles.
@@ -6,13 +6,12 @@
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
 use super::epilogue::{Place, write_sums};
-use super::stage::{Job, Weights};
+use super::job::Job;
 use super::*;
-use crate::format::packed::TileGrid;
-use crate::format::slot_groups::SlotGroups;
 use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::device_rows::div_rem;
-use crate::kernels::grouped_gemm::tile::Tile;
+use crate::kernels::grouped_gemm::sm80::dequantize::Weights;
+use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
@@ -52,8 +51,6 @@ struct Part {
     tile: Tile,
     /// Row tiles; 0: the part is none.
     count: u32,
-    /// First row tile.
-    first: u32,
     /// The first warp that has one.
     warp: u32,
 }
@@ -87,25 +84,24 @@ impl Turns {
             let turns = left.div_ceil(FEW_WARPS);
             let most = div_rem(left + turns - 1, turns).0;
             let (token_tile, pair) = div_rem(self.unit, self.pairs);
-            let first_part = least(most, self.pairs - pair);
-            let second_part = least(most - first_part, self.pairs);
+            let first_part = most.min(self.pairs - pair);
+            let second_part = (most - first_part).min(self.pairs);
             self.unit += first_part + second_part;
-            let row_tiles = |pair: u32, count: u32| least(2 * (pair + count), params.row_tiles) - 2 * pair;
+            let row_tiles = |pair: u32, count: u32| (2 * (pair + count)).min(params.row_tiles) - 2 * pair;
             let counts = [row_tiles(pair, first_part), row_tiles(0, second_part)];
             let (first, warp, count) = if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
             // Of a part that is none, the tile is the first one's.
             let token_tile = if count > 0 { token_tile + part } else { token_tile };
-            let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane, part);
+            let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane);
             let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, SLOTS);
-            (Part { tile, count, first, warp }, counts)
+            (Part { tile, count, warp }, counts)
         }
     }
 }
 
-/// The expert whose range of token tiles holds `token_tile`, which is the first one's of all lanes or the one behind it, as `part`
-/// says. All lanes of the warp take part: each looks at some of the experts, so that memory is waited for once or twice.
+/// The expert whose range of token tiles holds `token_tile`, which is the first lane's or the one behind it. All lanes of the warp take part: each looks at some of the experts, so that memory is waited for once or twice.
 #[inline(always)]
-unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32, lane: u32, part: u32) -> u32 {
+unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32, lane: u32) -> u32 {
     let first = uniform(token_tile);
     // Experts in front of the one that has the first token tile, and of the one that has the next.
     let mut before = [0; PARTS as usize];
@@ -120,9 +116,8 @@ unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32
         }
         expert += 32;
     }
-    let before = before.map(reduce_add);
-    // Where there is no second part, all token tiles are the first.
-    before[if token_tile == first || part == 0 { 0 } else { 1 }]
+    let [of_first, of_next] = before.map(reduce_add);
+    if token_tile == first { of_first } else { of_next }
 }
 
 /// Lanes that copy a part's weights: of one group of row tiles each.
@@ -142,14 +137,13 @@ unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
     unsafe {
         let mut turns = Turns::new(params);
         while turns.unit < turns.end {
-            let (Part { tile, count, first, warp }, counts) = turns.next(params, lane, part);
+            let (Part { tile, count, warp }, counts) = turns.next(params, lane, part);
             let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
             let job = Job { tile, scales };
-            let here = least(count, MmaTile::GROUP as u32 - first % MmaTile::GROUP as u32);
+            let in_group = job.tile.row / FRAGMENT_ROWS as u32 % MmaTile::GROUP as u32;
+            let here = count.min(MmaTile::GROUP as u32 - in_group);
             let (before, copied) = if second { (here, count - here) } else { (0, here) };
-            let grid = TileGrid::<MmaTile>::new(params.row_tiles as usize, params.k_tiles as usize);
-            let row_tile = (first + before) as usize;
-            let mut from = job.tile.weights.wrapping_add(grid.offset(row_tile, 0));
+            let Run { first: mut from, step } = job.tile.weight_run(params, before);
             let to = weights_place(warp) + before * MmaTile::BYTES as u32;
             let bytes = copied * MmaTile::BYTES as u32;
             let mut k_tile = 0;
@@ -166,7 +160,7 @@ unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
                 if bytes > 0 {
                     mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
                 }
-                from = from.wrapping_add(grid.step(row_tile));
+                from = from.wrapping_add(step as usize);
                 cursor = cursor.next();
                 k_tile += 1;
             }
@@ -189,7 +183,6 @@ unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
     let copies = lane < PARTS;
     let part = if copies { lane } else { 0 };
     let mut cursor = Cursor::new(shared::dynamic());
-    let mut waited = false;
     // SAFETY: as above.
     unsafe {
         let mut turns = Turns::new(params);
@@ -198,14 +191,9 @@ unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
             // Only the groups that the fragments need.
             let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
             let bytes = if count > 0 { needed } else { 0 };
-            let groups = SlotGroups::new(tile.expert as usize, tile.expert_slot as usize, tile.expert_slots as usize);
-            let first_group = (tile.slot - tile.expert_slot) as usize / GROUP_SLOTS;
-            let mut from = (params.activations as *const u8)
-                .wrapping_add(groups.tile(params.k_tiles as usize, 0, first_group) * 2);
-            if !waited {
-                waited = true;
-                grid::wait();
-            }
+            let Run { first: mut from, step } = tile.activation_run(params);
+            // Behind the first turn, it is done.
+            grid::wait();
             let mut k_tile = 0;
             while copies && k_tile < params.k_tiles {
                 mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
@@ -213,7 +201,7 @@ unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
                 if bytes > 0 {
                     mbarrier::copy_bulk(cursor.data() + part * PART_BYTES, from, bytes, cursor.full());
                 }
-                from = from.wrapping_add(groups.count * TILE_BYTES);
+                from = from.wrapping_add(step as usize);
                 cursor = cursor.next();
                 k_tile += 1;
             }
@@ -223,11 +211,6 @@ unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
             mbarrier::arrive(cursor.full());
         }
     }
-}
-
-#[inline(always)]
-fn least(a: u32, b: u32) -> u32 {
-    if a < b { a } else { b }
 }
 
 /// Where the weights of a warp are in a stage.
@@ -401,15 +384,13 @@ pub unsafe extern "ptx-kernel" fn grouped_gemm_few(params: GroupedGemmParams) {
             Cursor::init(shared, PARTS * (WEIGHT_COPIES + 1), FEW_WARPS * 32);
         }
         sync_threads();
-        // The copying warps begin before what the last kernel makes is there: the routing is, see `quantize_tiles` and below.
+        // The copying warps begin before what the last kernel makes is there: the routing is (`grid::follow_closely`).
         if warp == FEW_WARPS {
             copy_weights(&params, lane);
         } else if warp > FEW_WARPS {
             copy_activations(&params, lane);
         } else {
-            grid::wait();
-            // In this order: the second GEMM reads the routing before it waits.
-            grid::launch_dependents();
+            grid::follow_closely();
             consume(&params, warp, lane);
         }
     }

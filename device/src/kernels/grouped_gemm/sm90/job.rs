@@ -1,9 +1,5 @@
-//! What the copying lane says of a tile, and what a lane reads of a stage.
+//! What the lane that copies weights says of a tile.
 
-use super::MmaTile;
-use crate::format::packed::TileOrder;
-use crate::format::tile_mma::scale_pairs;
-use crate::kernels::grouped_gemm::sm80::dequantize::dequantize;
 use crate::kernels::grouped_gemm::tile::Tile;
 use crate::params::ExpertScales;
 use crate::ptx::shared;
@@ -41,32 +37,5 @@ impl Job {
             let tile = Tile { weights: core::ptr::null(), expert, row, slot, slots, expert_slot, expert_slots };
             Self { tile, scales: ExpertScales { gate, up, down, l1_input, l2_input } }
         }
-    }
-}
-
-/// A lane's part of one weight tile.
-#[derive(Clone, Copy)]
-pub(super) struct Weights {
-    pub(super) codes: [u32; 4],
-    pub(super) scales: [u32; 2],
-}
-
-impl Weights {
-    /// From shared memory.
-    #[inline(always)]
-    pub(super) unsafe fn load(tile: u32, lane: u32) -> Self {
-        // SAFETY: the stage is full.
-        unsafe {
-            Self {
-                codes: shared::load_v4(tile + lane * 16),
-                scales: shared::load_v2(tile + MmaTile::CODE_BYTES as u32 + lane / 4 * 8),
-            }
-        }
-    }
-
-    /// A operand of one step.
-    #[inline(always)]
-    pub(super) fn operand(&self, step: usize) -> [u32; 4] {
-        dequantize(self.codes[step], &self.scales.map(scale_pairs), step)
     }
 }
