@@ -119,7 +119,9 @@ fn matrix_places_are_distinct<T: TileOrder>(rows: usize, k: usize) {
 #[test]
 fn grids_are_bijections() {
     fn check<T: TileOrder>() {
-        for (row_tiles, k_tiles) in [(1, 1), (3, 5), (15, 2), (23, 3), (24, 3), (25, 4), (55, 7)] {
+        for (row_tiles, k_tiles) in
+            [(1, 1), (3, 5), (15, 2), (23, 3), (24, 3), (25, 4), (55, 7), (95, 3), (96, 3), (97, 4), (211, 5)]
+        {
             let grid = TileGrid::<T>::new(row_tiles, k_tiles);
             let mut places = vec![false; row_tiles * k_tiles];
             for row_tile in 0..row_tiles {
@@ -135,9 +137,9 @@ fn grids_are_bijections() {
     check::<MmaTile>();
     check::<Mxf4Tile>();
     check::<CpuTile>();
-    let grid = TileGrid::<MmaTile>::new(26, 3);
-    assert_eq!(grid.offset(5, 1), (24 + 5) * MmaTile::BYTES);
-    assert_eq!(grid.offset(25, 2), (24 * 3 + 2 * 2 + 1) * MmaTile::BYTES);
+    let grid = TileGrid::<MmaTile>::new(98, 3);
+    assert_eq!(grid.offset(5, 1), (96 + 5) * MmaTile::BYTES);
+    assert_eq!(grid.offset(97, 2), (96 * 3 + 2 * 2 + 1) * MmaTile::BYTES);
 }
 
 #[test]
