@@ -4,7 +4,7 @@
 
 use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::format::slot_groups::{GROUP_SLOTS, most_groups};
-use nvfp4_moe_device::kernels::grouped_gemm::Variant;
+use nvfp4_moe_device::kernels::grouped_gemm::{UNIT_ROWS, Variant};
 use nvfp4_moe_device::kernels::route;
 use nvfp4_moe_device::params::ExpertScales;
 use thiserror::Error;
@@ -259,12 +259,18 @@ impl Plan {
     /// Variant of the grouped GEMM for a call with this many tokens: an index into [`KernelFamily::variants`]. Every
     /// variant gives the same bits.
     ///
-    /// The first one that is meant for the expected slots of an expert.
+    /// The first one that is meant for the expected slots of an expert and the expected units of a multiprocessor.
     #[must_use]
     pub fn tile(&self, tokens: usize) -> usize {
-        let expected = tokens.saturating_mul(self.spec.shape.topk) / self.spec.shape.experts;
+        let (entries, experts) = (tokens.saturating_mul(self.spec.shape.topk), &self.spec.experts);
+        let expected_slots = entries / self.spec.shape.experts;
+        let busy_experts = entries.saturating_mul(experts.count).div_ceil(self.spec.shape.experts).min(experts.count);
+        let rows = self.matrix(false).row_tiles * self.matrix(false).tile_rows;
+        let expected_units = busy_experts * rows / UNIT_ROWS / self.limits.multiprocessors.max(1) as usize;
         let variants = self.kernels.variants();
-        variants.iter().position(|variant| variant.expected_slots >= expected).unwrap_or(variants.len() - 1)
+        let meant =
+            |variant: &Variant| variant.expected_slots >= expected_slots && variant.expected_units >= expected_units;
+        variants.iter().position(meant).unwrap_or(variants.len() - 1)
     }
 
     /// The variant of [`Plan::tile`].

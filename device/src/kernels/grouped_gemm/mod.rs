@@ -14,6 +14,9 @@ mod tile;
 /// Fragments of 16 rows of a warp whose results leave from registers: with two, it holds whole blocks of 16 columns of h.
 const ROW_FRAGMENTS: usize = 2;
 
+/// Weight rows of a unit, the smallest part of a matrix that the kernels for few slots share among multiprocessors.
+pub const UNIT_ROWS: usize = 2 * 16;
+
 /// The usual expected slots of a variant: a fifth less than a tile has, so that few experts need a second tile and read their
 /// weights again.
 const fn with_margin(slots: usize) -> usize {
@@ -31,6 +34,9 @@ pub struct Variant {
     pub slots: usize,
     /// Expected slots of an expert up to which a plan takes this variant rather than the next one.
     pub expected_slots: usize,
+    /// Expected units of the first matrix ([`UNIT_ROWS`] of an expert that has slots) a multiprocessor, up to which a plan takes
+    /// this variant rather than the next one.
+    pub expected_units: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Registers that a thread takes, about: for the number of resident blocks.

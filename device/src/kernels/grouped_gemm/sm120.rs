@@ -56,6 +56,7 @@ pub const VARIANTS: [Variant; 1] = [Variant {
     rows: ROWS,
     slots: SLOTS,
     expected_slots: with_margin(SLOTS),
+    expected_units: usize::MAX,
     threads: (CONSUMERS as u32 + 1) * 32,
     registers: 168,
     shared_bytes: (BARRIERS_AT + 2 * STAGES * 8) as u32,

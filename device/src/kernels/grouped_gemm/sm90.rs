@@ -10,7 +10,7 @@
 //!
 //! [`slot_groups`]: crate::format::slot_groups
 
-use super::{ROW_FRAGMENTS, Variant, with_margin};
+use super::{ROW_FRAGMENTS, UNIT_ROWS, Variant, with_margin};
 use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
@@ -97,37 +97,72 @@ const STAGED_STRIDE: usize = BLOCK + 4;
 /// Bytes of a staged column of blocks.
 const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
 
-/// Warps that multiply in the kernel for few slots, two row tiles each; two more copy weights and activations.
-const FEW_WARPS: u32 = 16;
-/// Its fragments of 8 slots.
+/// Fragments of 8 slots of the kernels for few slots.
 const FEW_SLOT_FRAGMENTS: usize = 3;
 /// Token tiles whose units are multiplied at once, at most.
 const FEW_PARTS: usize = 2;
-/// Stages of its ring.
-pub const FEW_STAGES: usize = 7;
 /// Bytes of a stage's activations; weights follow.
 const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
-/// Bytes of a stage.
-const FEW_STAGE_BYTES: usize =
-    (FEW_ACTIVATION_BYTES + FEW_WARPS as usize * ROW_FRAGMENTS * MmaTile::BYTES).next_multiple_of(1024);
-/// Where it is said what is multiplied, behind the ring and its barriers, and bytes of that for one turn. There is one place more
-/// than stages, as for [`TILES`].
-const FEW_TURNS_AT: usize = (FEW_STAGES * (FEW_STAGE_BYTES + 2 * 8)).next_multiple_of(16);
+/// Bytes of what is said of one turn.
 const FEW_TURN_BYTES: usize = 16 + FEW_PARTS * JOB_BYTES;
-/// Where elements of h are staged.
-const FEW_STAGED_AT: usize = FEW_TURNS_AT + (FEW_STAGES + 1) * FEW_TURN_BYTES;
-/// The kernel for few slots.
-const FEW: Variant = Variant {
-    kernel: "grouped_gemm_few",
-    rows: ROW_FRAGMENTS * FRAGMENT_ROWS,
-    slots: FEW_SLOT_FRAGMENTS * GROUP_SLOTS,
-    expected_slots: FEW_EXPECTED_SLOTS,
-    threads: (FEW_WARPS + 2) * 32,
-    registers: 112,
-    shared_bytes: (FEW_STAGED_AT + FEW_WARPS as usize * STAGED_BYTES) as u32,
-    quantizes: true,
-    tiles: true,
-};
+
+/// One variant of the kernel for few slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FewShape {
+    /// Warps that multiply; two more copy weights and activations.
+    warps: u32,
+    /// Row tiles of a warp.
+    row_fragments: usize,
+    /// Stages of the ring: 64 of K each.
+    pub stages: usize,
+}
+
+impl FewShape {
+    /// Units (two row tiles of a token tile) that are multiplied at once.
+    const fn units(&self) -> u32 {
+        self.warps * self.row_fragments as u32 / ROW_FRAGMENTS as u32
+    }
+
+    /// Bytes of a stage; an atom of the swizzle begins at a multiple of its 1024 bytes.
+    const fn stage_bytes(&self) -> usize {
+        (FEW_ACTIVATION_BYTES + self.warps as usize * self.row_fragments * MmaTile::BYTES).next_multiple_of(1024)
+    }
+
+    /// Where it is said what is multiplied, behind the ring and its barriers. There is one place more than stages, as for
+    /// [`TILES`].
+    const fn turns_at(&self) -> usize {
+        (self.stages * (self.stage_bytes() + 2 * 8)).next_multiple_of(16)
+    }
+
+    /// Where elements of h are staged.
+    const fn staged_at(&self) -> usize {
+        self.turns_at() + (self.stages + 1) * FEW_TURN_BYTES
+    }
+
+    const fn threads(&self) -> u32 {
+        (self.warps + 2) * 32
+    }
+
+    const fn variant(&self, kernel: &'static str, expected_units: usize) -> Variant {
+        Variant {
+            kernel,
+            rows: UNIT_ROWS,
+            slots: FEW_SLOT_FRAGMENTS * GROUP_SLOTS,
+            expected_slots: FEW_EXPECTED_SLOTS,
+            expected_units,
+            threads: self.threads(),
+            registers: 65536 / self.threads() / 8 * 8,
+            shared_bytes: (self.staged_at() + self.units() as usize * STAGED_BYTES) as u32,
+            quantizes: true,
+            tiles: true,
+        }
+    }
+}
+
+/// One row tile a warp where a multiprocessor has so few units that their warps would leave it idle; two otherwise, which takes
+/// fewer instructions.
+pub const FEW_SHAPES: [FewShape; 2] =
+    [FewShape { warps: 24, row_fragments: 1, stages: 8 }, FewShape { warps: 16, row_fragments: 2, stages: 7 }];
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
@@ -138,17 +173,21 @@ const PRODUCER_REGISTERS: u32 = 56;
 /// deepseek-v4-pro-ep8, and 10% less for qwen3-30b.
 const FEW_EXPECTED_SLOTS: usize = 8;
 
-/// The variants: few slots, then [`TILES`].
-pub const VARIANTS: [Variant; 1 + TILES.len()] = {
-    let mut variants = [FEW; 1 + TILES.len()];
+/// The variants: [`FEW_SHAPES`], then [`TILES`].
+pub const VARIANTS: [Variant; FEW_SHAPES.len() + TILES.len()] = {
+    let [few_units, few] = FEW_SHAPES;
+    let few_units = few_units.variant("grouped_gemm_few_m16", few_units.units() as usize);
+    let mut variants = [few_units; FEW_SHAPES.len() + TILES.len()];
+    variants[1] = few.variant("grouped_gemm_few_m32", usize::MAX);
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];
-        variants[1 + i] = Variant {
+        variants[FEW_SHAPES.len() + i] = Variant {
             kernel: KERNELS[i],
             rows: tile.rows(),
             slots: tile.slots(),
             expected_slots: with_margin(tile.slots()),
+            expected_units: usize::MAX,
             threads: THREADS,
             registers: REGISTERS,
             shared_bytes: tile.shared_bytes(),
@@ -162,10 +201,16 @@ pub const VARIANTS: [Variant; 1 + TILES.len()] = {
 
 const _: () = {
     assert!(TILE_BYTES == 1024);
-    assert!(FEW.shared_bytes <= 227 * 1024);
-    // A lane copies the row tiles of one group, and a part has two lanes.
-    assert!(FEW_WARPS as usize * ROW_FRAGMENTS <= MmaTile::GROUP);
-    assert!(FEW.threads * FEW.registers <= THREADS * REGISTERS);
+    assert!(UNIT_ROWS == ROW_FRAGMENTS * FRAGMENT_ROWS);
+    let mut i = 0;
+    while i < FEW_SHAPES.len() {
+        assert!(VARIANTS[i].shared_bytes <= 227 * 1024);
+        // A lane copies the row tiles of one group, and a part has two lanes.
+        assert!(FEW_SHAPES[i].units() as usize * ROW_FRAGMENTS <= MmaTile::GROUP);
+        // Warps that share a unit meet at a barrier of its own, besides the block's.
+        assert!(FEW_SHAPES[i].row_fragments == ROW_FRAGMENTS || FEW_SHAPES[i].units() < 16);
+        i += 1;
+    }
     // A block starts with what it has, and leaves before it takes.
     assert!(CONSUMERS * CONSUMER_REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * REGISTERS);
     let mut i = 0;

@@ -35,24 +35,26 @@ struct Request {
 }
 
 /// The variants: the portable ones, then those for Hopper.
-const VARIANTS: [Variant; 6] = {
-    let ([a, b, c], [d, e, f]) = (sm80::VARIANTS, sm90::VARIANTS);
-    [a, b, c, d, e, f]
+const VARIANTS: [Variant; 7] = {
+    let ([a, b, c], [d, e, f, g]) = (sm80::VARIANTS, sm90::VARIANTS);
+    [a, b, c, d, e, f, g]
 };
-/// Index of the one for few slots of Hopper.
+/// Index of the first of those for few slots of Hopper, and of the first one behind them.
 const FEW: usize = sm80::VARIANTS.len();
+const WGMMA: usize = FEW + sm90::FEW_SHAPES.len();
 
 /// All of one variant: `VARIANT` is its index in [`VARIANTS`].
 pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()> {
     let bench = Bench::new(lab)?;
     let variant = &VARIANTS[VARIANT];
     let slots = variant.slots;
+    let few = (FEW..WGMMA).contains(&VARIANT);
     // Enough of K to go around the ring of stages and end in the middle of one; less than the ring; not one whole stage.
     let tile = VARIANT.checked_sub(1).and_then(|tile| sm80::TILES.get(tile));
     let stages = match tile {
         Some(tile) => tile.stages,
-        None if VARIANT == FEW => sm90::FEW_STAGES,
-        None if variant.tiles => sm90::TILES[VARIANT - FEW - 1].stages,
+        None if few => sm90::FEW_SHAPES[VARIANT - FEW].stages,
+        None if variant.tiles => sm90::TILES[VARIANT - WGMMA].stages,
         None => sm80::STREAM_DEEP_STAGES as usize,
     };
     let long = (stages + 1) * MmaTile::K - BLOCK;
@@ -90,7 +92,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
     // number of slots around those for which other code runs.
     let without_copies = if variant.tiles {
-        let step = if VARIANT == FEW { 8 } else { 16 };
+        let step = if few { 8 } else { 16 };
         (1..=slots / step).flat_map(|n| [step * n - 1, step * n]).collect()
     } else {
         vec![1, 8, 9, 16, 17, 23, 24]
@@ -114,11 +116,11 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });
     // So many units that more than half of a block's warps work, for every number of slot fragments, around their rings; or that
     // a block takes several turns, of one and of two token tiles.
-    let columns = if VARIANT == FEW { 1040 } else { 352 };
+    let columns = if few { 1040 } else { 352 };
     let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, columns, long, slots, false));
-    let busy = busy.into_iter().filter(|_| VARIANT == 0 || VARIANT == FEW);
+    let busy = busy.into_iter().filter(|_| VARIANT == 0 || few);
     // Turns of all warps that begin anywhere in a group of row tiles and end in the next one.
-    let busy = busy.chain((VARIANT == FEW).then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12], false)));
+    let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12], false)));
     let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|request| {
         let swiglu = matches!(request.activation, Activation::SwiGlu { .. });
         variant.quantizes && (!variant.tiles || swiglu)

@@ -1,7 +1,8 @@
-//! The kernel for few slots: two warps copy for many, each of which multiplies 32 rows on its own with `mma.sync`.
+//! The kernels for few slots: two warps copy for many, each of which multiplies 32 or 16 rows on its own with `mma.sync`.
 //!
-//! A unit is two row tiles (those that have the halves of the same blocks of h) of one token tile. A block has an equal share of
-//! all units and takes as many at a time as it has warps, or as share it most evenly; they may be of two token tiles.
+//! A unit is two row tiles (those that have the halves of the same blocks of h) of one token tile: of one warp, or of two. A block
+//! has an equal share of all units and takes as many at a time as it has warps for, or as share it most evenly; they may be of
+//! two token tiles.
 
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
@@ -26,33 +27,16 @@ const PARTS: u32 = FEW_PARTS as u32;
 /// Bytes of a part's activations in a stage.
 const PART_BYTES: u32 = (FEW_SLOT_FRAGMENTS * TILE_BYTES) as u32;
 
-type Cursor = ring::Cursor<{ FEW_STAGES }, { FEW_STAGE_BYTES }>;
 /// One fragment more than is multiplied: results are written by fours.
-type Sums = [Fragments<{ FEW_SLOT_FRAGMENTS + 1 }>; ROW_FRAGMENTS];
-
-/// Where what is said of the units of one turn is: how many row tiles each part has, then a job for each part.
-#[inline(always)]
-fn turn_place(number: u32) -> u32 {
-    shared::dynamic() + FEW_TURNS_AT as u32 + number * FEW_TURN_BYTES as u32
-}
-
-#[inline(always)]
-fn job_place(turn: u32, part: u32) -> u32 {
-    turn_place(turn) + 16 + part * JOB_BYTES as u32
-}
-
-#[inline(always)]
-fn next_turn(number: u32) -> u32 {
-    if number == FEW_STAGES as u32 { 0 } else { number + 1 }
-}
+type Sums<const M: usize> = [Fragments<{ FEW_SLOT_FRAGMENTS + 1 }>; M];
 
 /// Row tiles of one token tile in one turn.
 struct Part {
     tile: Tile,
     /// Row tiles; 0: the part is none.
     count: u32,
-    /// The first warp that has one.
-    warp: u32,
+    /// How many units of the turn are in front of its own.
+    units_before: u32,
 }
 
 /// Units of a block's share, turn after turn.
@@ -60,17 +44,19 @@ struct Turns {
     pairs: u32,
     unit: u32,
     end: u32,
+    /// Units of a turn, at most.
+    most: u32,
 }
 
 impl Turns {
     /// The share of this block.
     #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams) -> Self {
+    unsafe fn new(params: &GroupedGemmParams, most: u32) -> Self {
         let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
         // SAFETY: there is a number of token tiles behind the experts' first ones.
         let units = unsafe { *(params.tile_offset as *const u32).add(params.experts as usize) } * pairs;
         let share = |block: u32| (units as u64 * block as u64 / grid_dim_x() as u64) as u32;
-        Self { pairs, unit: share(block_idx_x()), end: share(block_idx_x() + 1) }
+        Self { pairs, unit: share(block_idx_x()), end: share(block_idx_x() + 1), most }
     }
 
     /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
@@ -81,7 +67,7 @@ impl Turns {
         unsafe {
             // As many turns as full ones would be, of about as many units each.
             let left = self.end - self.unit;
-            let turns = left.div_ceil(FEW_WARPS);
+            let turns = left.div_ceil(self.most);
             let most = div_rem(left + turns - 1, turns).0;
             let (token_tile, pair) = div_rem(self.unit, self.pairs);
             let first_part = most.min(self.pairs - pair);
@@ -89,12 +75,13 @@ impl Turns {
             self.unit += first_part + second_part;
             let row_tiles = |pair: u32, count: u32| (2 * (pair + count)).min(params.row_tiles) - 2 * pair;
             let counts = [row_tiles(pair, first_part), row_tiles(0, second_part)];
-            let (first, warp, count) = if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
+            let (first, units_before, count) =
+                if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
             // Of a part that is none, the tile is the first one's.
             let token_tile = if count > 0 { token_tile + part } else { token_tile };
             let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane);
             let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, SLOTS);
-            (Part { tile, count, warp }, counts)
+            (Part { tile, count, units_before }, counts)
         }
     }
 }
@@ -123,127 +110,223 @@ unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32
 /// Lanes that copy a part's weights: of one group of row tiles each.
 const WEIGHT_COPIES: u32 = 2;
 
-/// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before this one
-/// makes is read.
-#[inline(always)]
-unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
-    let (part, second) = (lane / WEIGHT_COPIES, lane % WEIGHT_COPIES != 0);
-    let copies = part < PARTS;
-    // Lanes that copy nothing ask for nothing of their own.
-    let part = if copies { part } else { 0 };
-    let mut cursor = Cursor::new(shared::dynamic());
-    let mut turn = 0;
-    // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
-    unsafe {
-        let mut turns = Turns::new(params);
-        while turns.unit < turns.end {
-            let (Part { tile, count, warp }, counts) = turns.next(params, lane, part);
-            let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
-            let job = Job { tile, scales };
-            let in_group = job.tile.row / FRAGMENT_ROWS as u32 % MmaTile::GROUP as u32;
-            let here = count.min(MmaTile::GROUP as u32 - in_group);
-            let (before, copied) = if second { (here, count - here) } else { (0, here) };
-            let Run { first: mut from, step } = job.tile.weight_run(params, before);
-            let to = weights_place(warp) + before * MmaTile::BYTES as u32;
-            let bytes = copied * MmaTile::BYTES as u32;
-            let mut k_tile = 0;
-            while copies && k_tile < params.k_tiles {
-                mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-                if !second && k_tile == 0 {
-                    // Whoever read what was said here has written its results: there is a place more than stages.
-                    job.put(job_place(turn, part));
-                    if part == 0 {
-                        shared::store_v4(turn_place(turn), [counts[0], counts[1], 0, 0]);
-                    }
-                }
-                mbarrier::arrive_expect(cursor.full(), bytes);
-                if bytes > 0 {
-                    mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
-                }
-                from = from.wrapping_add(step as usize);
-                cursor = cursor.next();
-                k_tile += 1;
-            }
-            turn = next_turn(turn);
-        }
-        if !copies {
-            return;
-        }
-        mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-        if lane == 0 {
-            shared::store_v4(turn_place(turn), [0; 4]);
-        }
-        mbarrier::arrive(cursor.full());
-    }
-}
+/// One variant: [`FewShape`] `NUMBER` of [`FEW_SHAPES`], whose numbers the types need again.
+struct Kernel<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>;
 
-/// Copies the activations of a block's share, stage after stage; a lane those of a part.
-#[inline(always)]
-unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
-    let copies = lane < PARTS;
-    let part = if copies { lane } else { 0 };
-    let mut cursor = Cursor::new(shared::dynamic());
-    // SAFETY: as above.
-    unsafe {
-        let mut turns = Turns::new(params);
-        while turns.unit < turns.end {
-            let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
-            // Only the groups that the fragments need.
-            let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
-            let bytes = if count > 0 { needed } else { 0 };
-            let Run { first: mut from, step } = tile.activation_run(params);
-            // Behind the first turn, it is done.
-            grid::wait();
-            let mut k_tile = 0;
-            while copies && k_tile < params.k_tiles {
-                mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-                mbarrier::arrive_expect(cursor.full(), bytes);
-                if bytes > 0 {
-                    mbarrier::copy_bulk(cursor.data() + part * PART_BYTES, from, bytes, cursor.full());
+impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>
+    Kernel<NUMBER, M, STAGES, STAGE_BYTES>
+{
+    const SHAPE: FewShape = FEW_SHAPES[NUMBER];
+    const WARPS: u32 = Self::SHAPE.warps;
+    /// Warps of a unit.
+    const UNIT_WARPS: u32 = (ROW_FRAGMENTS / M) as u32;
+
+    /// Where what is said of the units of one turn is: how many row tiles each part has, then a job for each part.
+    #[inline(always)]
+    fn turn_place(number: u32) -> u32 {
+        shared::dynamic() + Self::SHAPE.turns_at() as u32 + number * FEW_TURN_BYTES as u32
+    }
+
+    #[inline(always)]
+    fn job_place(turn: u32, part: u32) -> u32 {
+        Self::turn_place(turn) + 16 + part * JOB_BYTES as u32
+    }
+
+    #[inline(always)]
+    fn next_turn(number: u32) -> u32 {
+        if number == STAGES as u32 { 0 } else { number + 1 }
+    }
+
+    /// Where a row tile's weights are in a stage.
+    #[inline(always)]
+    fn weights_place(row_tile: u32) -> u32 {
+        FEW_ACTIVATION_BYTES as u32 + row_tile * MmaTile::BYTES as u32
+    }
+
+    /// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before
+    /// this one makes is read.
+    #[inline(always)]
+    unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
+        let (part, second) = (lane / WEIGHT_COPIES, lane % WEIGHT_COPIES != 0);
+        let copies = part < PARTS;
+        // Lanes that copy nothing ask for nothing of their own.
+        let part = if copies { part } else { 0 };
+        let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
+        let mut turn = 0;
+        // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
+        unsafe {
+            let mut turns = Turns::new(params, Self::SHAPE.units());
+            while turns.unit < turns.end {
+                let (Part { tile, count, units_before }, counts) = turns.next(params, lane, part);
+                let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
+                let job = Job { tile, scales };
+                let in_group = job.tile.row / FRAGMENT_ROWS as u32 % MmaTile::GROUP as u32;
+                let here = count.min(MmaTile::GROUP as u32 - in_group);
+                let (before, copied) = if second { (here, count - here) } else { (0, here) };
+                let Run { first: mut from, step } = job.tile.weight_run(params, before);
+                let to = Self::weights_place(units_before * ROW_FRAGMENTS as u32 + before);
+                let bytes = copied * MmaTile::BYTES as u32;
+                let mut k_tile = 0;
+                while copies && k_tile < params.k_tiles {
+                    mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                    if !second && k_tile == 0 {
+                        // Whoever read what was said here has written its results: there is a place more than stages.
+                        job.put(Self::job_place(turn, part));
+                        if part == 0 {
+                            shared::store_v4(Self::turn_place(turn), [counts[0], counts[1], 0, 0]);
+                        }
+                    }
+                    mbarrier::arrive_expect(cursor.full(), bytes);
+                    if bytes > 0 {
+                        mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
+                    }
+                    from = from.wrapping_add(step as usize);
+                    cursor = cursor.next();
+                    k_tile += 1;
                 }
-                from = from.wrapping_add(step as usize);
-                cursor = cursor.next();
-                k_tile += 1;
+                turn = Self::next_turn(turn);
             }
-        }
-        if copies {
+            if !copies {
+                return;
+            }
             mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+            if lane == 0 {
+                shared::store_v4(Self::turn_place(turn), [0; 4]);
+            }
             mbarrier::arrive(cursor.full());
         }
     }
-}
 
-/// Where the weights of a warp are in a stage.
-#[inline(always)]
-fn weights_place(warp: u32) -> u32 {
-    (FEW_ACTIVATION_BYTES + warp as usize * ROW_FRAGMENTS * MmaTile::BYTES) as u32
+    /// Copies the activations of a block's share, stage after stage; a lane those of a part.
+    #[inline(always)]
+    unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
+        let copies = lane < PARTS;
+        let part = if copies { lane } else { 0 };
+        let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
+        // SAFETY: as above.
+        unsafe {
+            let mut turns = Turns::new(params, Self::SHAPE.units());
+            while turns.unit < turns.end {
+                let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
+                // Only the groups that the fragments need.
+                let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
+                let bytes = if count > 0 { needed } else { 0 };
+                let Run { first: mut from, step } = tile.activation_run(params);
+                // Behind the first turn, it is done.
+                grid::wait();
+                let mut k_tile = 0;
+                while copies && k_tile < params.k_tiles {
+                    mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                    mbarrier::arrive_expect(cursor.full(), bytes);
+                    if bytes > 0 {
+                        mbarrier::copy_bulk(cursor.data() + part * PART_BYTES, from, bytes, cursor.full());
+                    }
+                    from = from.wrapping_add(step as usize);
+                    cursor = cursor.next();
+                    k_tile += 1;
+                }
+            }
+            if copies {
+                mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                mbarrier::arrive(cursor.full());
+            }
+        }
+    }
+
+    /// Multiplies this warp's row tiles of every turn, and writes their results.
+    #[inline(always)]
+    unsafe fn consume(params: &GroupedGemmParams, warp: u32, lane: u32) {
+        let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
+        let mut turn = 0;
+        // SAFETY: see the functions called.
+        unsafe {
+            loop {
+                mbarrier::wait(cursor.full(), cursor.parity);
+                let [tiles, more, _, _] = shared::load_v4(Self::turn_place(turn));
+                if tiles == 0 {
+                    return;
+                }
+                let second = tiles.div_ceil(ROW_FRAGMENTS as u32) * Self::UNIT_WARPS;
+                let (part, first, tiles) = if warp < second { (0, 0, tiles) } else { (1, second, more) };
+                let row_tile = (warp - first) * M as u32;
+                if row_tile >= tiles {
+                    cursor = skip(params.k_tiles, cursor);
+                } else {
+                    let mut sums: Sums<M> = [[[0.0; 4]; FEW_SLOT_FRAGMENTS + 1]; M];
+                    // A row tile that does not exist is replaced by the one before it: nobody writes its results.
+                    let mut weights = [Self::weights_place(warp * M as u32); M];
+                    let mut m = 1;
+                    while m < M {
+                        let exists = row_tile + (m as u32) < tiles;
+                        weights[m] = weights[m - 1] + if exists { MmaTile::BYTES as u32 } else { 0 };
+                        m += 1;
+                    }
+                    let (matrix, row) = (lane / 8, lane % 8);
+                    let operands =
+                        Operands { weights, activations: part * PART_BYTES + row * 128 + ((matrix ^ row) * 16), lane };
+                    let [_, _, _, slots] = shared::load_v4(Self::job_place(turn, part));
+                    cursor = match uniform(slots.div_ceil(GROUP_SLOTS as u32)) {
+                        1 => operands.multiply::<1, _, _>(params.k_tiles, &mut sums, cursor),
+                        2 => operands.multiply::<2, _, _>(params.k_tiles, &mut sums, cursor),
+                        _ => operands.multiply::<FEW_SLOT_FRAGMENTS, _, _>(params.k_tiles, &mut sums, cursor),
+                    };
+                    let Job { tile, scales } = Job::get(Self::job_place(turn, part));
+                    let staged = shared::dynamic() + Self::SHAPE.staged_at() as u32;
+                    let row = tile.row + row_tile * FRAGMENT_ROWS as u32;
+                    let place = Place { scales, lane: anew(lane), warp: anew(warp), row, staged };
+                    write_sums(params, &tile, &sums, &place);
+                }
+                turn = Self::next_turn(turn);
+            }
+        }
+    }
+
+    /// The kernel.
+    #[inline(always)]
+    unsafe fn run(params: &GroupedGemmParams) {
+        let (thread, shared) = (thread_idx_x(), shared::dynamic());
+        let (warp, lane) = (uniform(thread / 32), thread % 32);
+        // SAFETY: the barriers are inside the planned shared memory; see the functions called.
+        unsafe {
+            if thread == 0 {
+                let filled = PARTS * (WEIGHT_COPIES + 1);
+                ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, filled, Self::WARPS * 32);
+            }
+            sync_threads();
+            // The copying warps begin before what the last kernel makes is there: the routing is (`grid::follow_closely`).
+            if warp == Self::WARPS {
+                Self::copy_weights(params, lane);
+            } else if warp > Self::WARPS {
+                Self::copy_activations(params, lane);
+            } else {
+                grid::follow_closely();
+                Self::consume(params, warp, lane);
+            }
+        }
+    }
 }
 
 /// Where a warp finds its operands in a stage.
-struct Operands {
-    weights: [u32; ROW_FRAGMENTS],
+struct Operands<const M: usize> {
+    weights: [u32; M],
     /// This lane's row of the first half of the activations' tile.
     activations: u32,
     lane: u32,
 }
 
-impl Operands {
-    /// Reads the weights of a stage.
+impl<const M: usize> Operands<M> {
+    /// Reads the weights of the stage with these bytes.
     #[inline(always)]
-    unsafe fn weights(&self, cursor: &Cursor) -> [Weights; ROW_FRAGMENTS] {
+    unsafe fn weights(&self, stage: u32) -> [Weights; M] {
         // SAFETY: the caller's contract: the stage is full.
-        self.weights.map(|place| unsafe { Weights::load(cursor.data() + place, self.lane) })
+        self.weights.map(|place| unsafe { Weights::load(stage + place, self.lane) })
     }
 
     /// Reads the activations of two steps of a stage.
     #[inline(always)]
-    unsafe fn activations<const SLOT_FRAGMENTS: usize>(
-        &self,
-        cursor: &Cursor,
-        half: u32,
-    ) -> [[u32; 4]; SLOT_FRAGMENTS] {
+    unsafe fn activations<const SLOT_FRAGMENTS: usize>(&self, stage: u32, half: u32) -> [[u32; 4]; SLOT_FRAGMENTS] {
         // The second half of the chunks: their numbers, exchanged by the row's, differ in one bit.
-        let rows = cursor.data() + (self.activations ^ (64 * half));
+        let rows = stage + (self.activations ^ (64 * half));
         let mut b = [[0; 4]; SLOT_FRAGMENTS];
         let mut n = 0;
         while n < SLOT_FRAGMENTS {
@@ -253,56 +336,56 @@ impl Operands {
         }
         b
     }
-}
 
-/// Multiplies a warp's row tiles with `SLOT_FRAGMENTS` fragments of 8 slots.
-#[inline(always)]
-unsafe fn multiply<const SLOT_FRAGMENTS: usize>(
-    k_tiles: u32,
-    operands: &Operands,
-    sums: &mut Sums,
-    mut cursor: Cursor,
-) -> Cursor {
-    const STEPS: usize = MmaTile::K / FRAGMENT_K;
-    // SAFETY: see the functions called; a stage is read when it is full, and given back behind that.
-    unsafe {
-        mbarrier::wait(cursor.full(), cursor.parity);
-        let mut weights = operands.weights(&cursor);
-        let mut k_tile = 0;
-        loop {
-            k_tile += 1;
-            let next = cursor.next();
-            let mut b = operands.activations::<SLOT_FRAGMENTS>(&cursor, 0);
-            let mut following = weights;
-            let mut step = 0;
-            while step < STEPS {
-                if step == STEPS / 2 {
-                    b = operands.activations::<SLOT_FRAGMENTS>(&cursor, 1);
-                    // Each lane for what it has read itself.
-                    mbarrier::arrive(cursor.empty());
-                }
-                if step == STEPS - 1 && k_tile < k_tiles {
-                    mbarrier::wait(next.full(), next.parity);
-                    following = operands.weights(&next);
-                }
-                let a = weights.map(|weights| weights.operand(step));
-                let mut n = 0;
-                while n < SLOT_FRAGMENTS {
-                    let first = step % 2 * 2;
-                    let b = [b[n][first], b[n][first + 1]];
-                    let mut m = 0;
-                    while m < ROW_FRAGMENTS {
-                        mma_m16n8k16_f16(&mut sums[m][n], a[m], b);
-                        m += 1;
+    /// Multiplies a warp's row tiles with `SLOT_FRAGMENTS` fragments of 8 slots.
+    #[inline(always)]
+    unsafe fn multiply<const SLOT_FRAGMENTS: usize, const STAGES: usize, const STAGE_BYTES: usize>(
+        &self,
+        k_tiles: u32,
+        sums: &mut Sums<M>,
+        mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
+    ) -> ring::Cursor<STAGES, STAGE_BYTES> {
+        const STEPS: usize = MmaTile::K / FRAGMENT_K;
+        // SAFETY: see the functions called; a stage is read when it is full, and given back behind that.
+        unsafe {
+            mbarrier::wait(cursor.full(), cursor.parity);
+            let mut weights = self.weights(cursor.data());
+            let mut k_tile = 0;
+            loop {
+                k_tile += 1;
+                let next = cursor.next();
+                let mut b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 0);
+                let mut following = weights;
+                let mut step = 0;
+                while step < STEPS {
+                    if step == STEPS / 2 {
+                        b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 1);
+                        // Each lane for what it has read itself.
+                        mbarrier::arrive(cursor.empty());
                     }
-                    n += 1;
+                    if step == STEPS - 1 && k_tile < k_tiles {
+                        mbarrier::wait(next.full(), next.parity);
+                        following = self.weights(next.data());
+                    }
+                    let a = weights.map(|weights| weights.operand(step));
+                    let mut n = 0;
+                    while n < SLOT_FRAGMENTS {
+                        let first = step % 2 * 2;
+                        let b = [b[n][first], b[n][first + 1]];
+                        let mut m = 0;
+                        while m < M {
+                            mma_m16n8k16_f16(&mut sums[m][n], a[m], b);
+                            m += 1;
+                        }
+                        n += 1;
+                    }
+                    step += 1;
                 }
-                step += 1;
-            }
-            weights = following;
-            cursor = next;
-            if k_tile >= k_tiles {
-                return cursor;
+                weights = following;
+                cursor = next;
+                if k_tile >= k_tiles {
+                    return cursor;
+                }
             }
         }
     }
@@ -310,7 +393,10 @@ unsafe fn multiply<const SLOT_FRAGMENTS: usize>(
 
 /// Gives the stages of a turn back that a warp has no part in.
 #[inline(always)]
-unsafe fn skip(k_tiles: u32, mut cursor: Cursor) -> Cursor {
+unsafe fn skip<const STAGES: usize, const STAGE_BYTES: usize>(
+    k_tiles: u32,
+    mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
+) -> ring::Cursor<STAGES, STAGE_BYTES> {
     let mut k_tile = 0;
     while k_tile < k_tiles {
         // SAFETY: nothing of the stage is read.
@@ -324,74 +410,23 @@ unsafe fn skip(k_tiles: u32, mut cursor: Cursor) -> Cursor {
     cursor
 }
 
-/// Multiplies this warp's units of every turn, and writes their results.
-#[inline(always)]
-unsafe fn consume(params: &GroupedGemmParams, warp: u32, lane: u32) {
-    let mut cursor = Cursor::new(shared::dynamic());
-    let mut turn = 0;
-    // SAFETY: see the functions called.
-    unsafe {
-        loop {
-            mbarrier::wait(cursor.full(), cursor.parity);
-            let [tiles, more, _, _] = shared::load_v4(turn_place(turn));
-            if tiles == 0 {
-                return;
-            }
-            let second = tiles.div_ceil(ROW_FRAGMENTS as u32);
-            let (part, first, tiles) = if warp < second { (0, 0, tiles) } else { (1, second, more) };
-            let row_tile = (warp - first) * ROW_FRAGMENTS as u32;
-            if row_tile >= tiles {
-                cursor = skip(params.k_tiles, cursor);
-            } else {
-                let mut sums: Sums = [[[0.0; 4]; FEW_SLOT_FRAGMENTS + 1]; ROW_FRAGMENTS];
-                // A second row tile that does not exist is replaced by the first: nobody writes its results.
-                let weights = weights_place(warp);
-                let further = if row_tile + 1 < tiles { MmaTile::BYTES as u32 } else { 0 };
-                let (matrix, row) = (lane / 8, lane % 8);
-                let operands = Operands {
-                    weights: [weights, weights + further],
-                    activations: part * PART_BYTES + row * 128 + ((matrix ^ row) * 16),
-                    lane,
-                };
-                let [_, _, _, slots] = shared::load_v4(job_place(turn, part));
-                cursor = match uniform(slots.div_ceil(GROUP_SLOTS as u32)) {
-                    1 => multiply::<1>(params.k_tiles, &operands, &mut sums, cursor),
-                    2 => multiply::<2>(params.k_tiles, &operands, &mut sums, cursor),
-                    _ => multiply::<FEW_SLOT_FRAGMENTS>(params.k_tiles, &operands, &mut sums, cursor),
-                };
-                let Job { tile, scales } = Job::get(job_place(turn, part));
-                let staged = shared::dynamic() + FEW_STAGED_AT as u32;
-                let row = tile.row + row_tile * FRAGMENT_ROWS as u32;
-                let place = Place { scales, lane: anew(lane), warp: anew(warp), row, staged };
-                write_sums(params, &tile, &sums, &place);
-            }
-            turn = next_turn(turn);
-        }
-    }
-}
+/// One kernel.
+macro_rules! kernel {
+    ($name:ident, $number:literal, $shape:ident) => {
+        const $shape: FewShape = FEW_SHAPES[$number];
 
-/// The grouped GEMM for few slots.
-///
-/// # Safety
-/// The params' pointers are as documented there; any number of blocks, threads and shared memory as [`VARIANTS`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn grouped_gemm_few(params: GroupedGemmParams) {
-    let (thread, shared) = (thread_idx_x(), shared::dynamic());
-    let (warp, lane) = (uniform(thread / 32), thread % 32);
-    // SAFETY: the barriers are inside the planned shared memory; see the functions called.
-    unsafe {
-        if thread == 0 {
-            Cursor::init(shared, PARTS * (WEIGHT_COPIES + 1), FEW_WARPS * 32);
+        /// The grouped GEMM for few slots.
+        ///
+        /// # Safety
+        /// The params' pointers are as documented there; any number of blocks, threads and shared memory as [`VARIANTS`] says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(params: GroupedGemmParams) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                Kernel::<$number, { $shape.row_fragments }, { $shape.stages }, { $shape.stage_bytes() }>::run(&params);
+            }
         }
-        sync_threads();
-        // The copying warps begin before what the last kernel makes is there: the routing is (`grid::follow_closely`).
-        if warp == FEW_WARPS {
-            copy_weights(&params, lane);
-        } else if warp > FEW_WARPS {
-            copy_activations(&params, lane);
-        } else {
-            grid::follow_closely();
-            consume(&params, warp, lane);
-        }
-    }
+    };
 }
+kernel!(grouped_gemm_few_m16, 0, ONE_ROW_TILE);
+kernel!(grouped_gemm_few_m32, 1, TWO_ROW_TILES);
