@@ -35,9 +35,9 @@ struct Request {
 }
 
 /// The variants: the portable ones, then those for Hopper.
-const VARIANTS: [Variant; 7] = {
-    let ([a, b, c], [d, e, f, g]) = (sm80::VARIANTS, sm90::VARIANTS);
-    [a, b, c, d, e, f, g]
+const VARIANTS: [Variant; 8] = {
+    let ([a, b, c], [d, e, f, g, h]) = (sm80::VARIANTS, sm90::VARIANTS);
+    [a, b, c, d, e, f, g, h]
 };
 /// Index of the first of those for few slots of Hopper, and of the first one behind them.
 const FEW: usize = sm80::VARIANTS.len();

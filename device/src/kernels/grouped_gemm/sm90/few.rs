@@ -18,17 +18,18 @@ use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::{reduce_add, uniform};
-use crate::ptx::wgmma::Fragments;
+use crate::ptx::wgmma::{self, Fragments};
 use crate::ptx::{grid, mbarrier, shared};
 
-const SLOTS: u32 = (FEW_SLOT_FRAGMENTS * GROUP_SLOTS) as u32;
 /// Token tiles of which units are multiplied at once, at most.
 const PARTS: u32 = FEW_PARTS as u32;
-/// Bytes of a part's activations in a stage.
-const PART_BYTES: u32 = (FEW_SLOT_FRAGMENTS * TILE_BYTES) as u32;
 
-/// One fragment more than is multiplied: results are written by fours.
-type Sums<const M: usize> = [Fragments<{ FEW_SLOT_FRAGMENTS + 1 }>; M];
+/// Fragments of 8 slots that are multiplied for a tile of so many slots: more than 3 two by two.
+#[inline(always)]
+fn slot_fragments(slots: u32) -> u32 {
+    let fragments = slots.div_ceil(GROUP_SLOTS as u32);
+    if fragments > 3 { fragments.next_multiple_of(2) } else { fragments }
+}
 
 /// Row tiles of one token tile in one turn.
 struct Part {
@@ -46,17 +47,22 @@ struct Turns {
     end: u32,
     /// Units of a turn, at most.
     most: u32,
+    /// Units of as many warps as a multiprocessor has schedulers.
+    even: u32,
+    /// Slots of a token tile, at most.
+    slots: u32,
 }
 
 impl Turns {
     /// The share of this block.
     #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams, most: u32) -> Self {
+    unsafe fn new(params: &GroupedGemmParams, shape: &FewShape) -> Self {
         let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
         // SAFETY: there is a number of token tiles behind the experts' first ones.
         let units = unsafe { *(params.tile_offset as *const u32).add(params.experts as usize) } * pairs;
         let share = |block: u32| (units as u64 * block as u64 / grid_dim_x() as u64) as u32;
-        Self { pairs, unit: share(block_idx_x()), end: share(block_idx_x() + 1), most }
+        let [unit, end] = [0, 1].map(|i| share(block_idx_x() + i));
+        Self { pairs, unit, end, most: shape.units(), even: shape.even(), slots: shape.slots() as u32 }
     }
 
     /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
@@ -65,10 +71,12 @@ impl Turns {
     unsafe fn next(&mut self, params: &GroupedGemmParams, lane: u32, part: u32) -> (Part, [u32; PARTS as usize]) {
         // SAFETY: every unit exists.
         unsafe {
-            // As many turns as full ones would be, of about as many units each.
+            // As many turns as full ones would be, of about as many units each: of as many as keep all schedulers busy, since
+            // a turn takes as long as the one that has most warps.
             let left = self.end - self.unit;
             let turns = left.div_ceil(self.most);
-            let most = div_rem(left + turns - 1, turns).0;
+            let most = div_rem(left.div_ceil(self.even) + turns - 1, turns).0 * self.even;
+            let most = most.min(self.most).min(left);
             let (token_tile, pair) = div_rem(self.unit, self.pairs);
             let first_part = most.min(self.pairs - pair);
             let second_part = (most - first_part).min(self.pairs);
@@ -80,7 +88,7 @@ impl Turns {
             // Of a part that is none, the tile is the first one's.
             let token_tile = if count > 0 { token_tile + part } else { token_tile };
             let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane);
-            let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, SLOTS);
+            let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, self.slots);
             (Part { tile, count, units_before }, counts)
         }
     }
@@ -111,13 +119,15 @@ unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32
 const WEIGHT_COPIES: u32 = 2;
 
 /// One variant: [`FewShape`] `NUMBER` of [`FEW_SHAPES`], whose numbers the types need again.
-struct Kernel<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>;
+struct Kernel<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>;
 
-impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>
-    Kernel<NUMBER, M, STAGES, STAGE_BYTES>
+impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>
+    Kernel<NUMBER, M, N, STAGES, STAGE_BYTES>
 {
     const SHAPE: FewShape = FEW_SHAPES[NUMBER];
     const WARPS: u32 = Self::SHAPE.warps;
+    /// Bytes of a part's activations in a stage.
+    const PART_BYTES: u32 = Self::SHAPE.part_bytes() as u32;
     /// Warps of a unit.
     const UNIT_WARPS: u32 = (ROW_FRAGMENTS / M) as u32;
 
@@ -140,7 +150,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
     /// Where a row tile's weights are in a stage.
     #[inline(always)]
     fn weights_place(row_tile: u32) -> u32 {
-        FEW_ACTIVATION_BYTES as u32 + row_tile * MmaTile::BYTES as u32
+        Self::PART_BYTES * PARTS + row_tile * MmaTile::BYTES as u32
     }
 
     /// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before
@@ -155,7 +165,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         let mut turn = 0;
         // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
         unsafe {
-            let mut turns = Turns::new(params, Self::SHAPE.units());
+            let mut turns = Turns::new(params, &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, units_before }, counts) = turns.next(params, lane, part);
                 let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
@@ -205,12 +215,12 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
         // SAFETY: as above.
         unsafe {
-            let mut turns = Turns::new(params, Self::SHAPE.units());
+            let mut turns = Turns::new(params, &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
-                // Only the groups that the fragments need.
-                let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
-                let bytes = if count > 0 { needed } else { 0 };
+                // Only the groups that the fragments need. One behind the expert's last one is there too, and nobody writes its
+                // results.
+                let bytes = if count > 0 { slot_fragments(tile.slots) * TILE_BYTES as u32 } else { 0 };
                 let Run { first: mut from, step } = tile.activation_run(params);
                 // Behind the first turn, it is done.
                 grid::wait();
@@ -219,7 +229,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                     mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
                     mbarrier::arrive_expect(cursor.full(), bytes);
                     if bytes > 0 {
-                        mbarrier::copy_bulk(cursor.data() + part * PART_BYTES, from, bytes, cursor.full());
+                        mbarrier::copy_bulk(cursor.data() + part * Self::PART_BYTES, from, bytes, cursor.full());
                     }
                     from = from.wrapping_add(step as usize);
                     cursor = cursor.next();
@@ -252,7 +262,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                 if row_tile >= tiles {
                     cursor = skip(params.k_tiles, cursor);
                 } else {
-                    let mut sums: Sums<M> = [[[0.0; 4]; FEW_SLOT_FRAGMENTS + 1]; M];
+                    let mut sums = [[[0.0; 4]; N]; M];
                     // A row tile that does not exist is replaced by the one before it: nobody writes its results.
                     let mut weights = [Self::weights_place(warp * M as u32); M];
                     let mut m = 1;
@@ -261,20 +271,26 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                         weights[m] = weights[m - 1] + if exists { MmaTile::BYTES as u32 } else { 0 };
                         m += 1;
                     }
-                    let (matrix, row) = (lane / 8, lane % 8);
-                    let operands =
-                        Operands { weights, activations: part * PART_BYTES + row * 128 + ((matrix ^ row) * 16), lane };
+                    let operands = Operands { weights, activations: part * Self::PART_BYTES, lane };
                     let [_, _, _, slots] = shared::load_v4(Self::job_place(turn, part));
-                    cursor = match uniform(slots.div_ceil(GROUP_SLOTS as u32)) {
-                        1 => operands.multiply::<1, _, _>(params.k_tiles, &mut sums, cursor),
-                        2 => operands.multiply::<2, _, _>(params.k_tiles, &mut sums, cursor),
-                        _ => operands.multiply::<FEW_SLOT_FRAGMENTS, _, _>(params.k_tiles, &mut sums, cursor),
+                    let fragments = uniform(slot_fragments(slots));
+                    let (k_tiles, sums) = (params.k_tiles, &mut sums);
+                    cursor = if fragments == 1 {
+                        operands.multiply::<1, N, _, _>(k_tiles, sums, cursor)
+                    } else if fragments == 2 {
+                        operands.multiply::<2, N, _, _>(k_tiles, sums, cursor)
+                    } else if fragments == 3 || Self::SHAPE.slot_fragments == 3 {
+                        operands.multiply::<3, N, _, _>(k_tiles, sums, cursor)
+                    } else if fragments == 4 {
+                        operands.multiply::<4, N, _, _>(k_tiles, sums, cursor)
+                    } else {
+                        operands.multiply::<6, N, _, _>(k_tiles, sums, cursor)
                     };
                     let Job { tile, scales } = Job::get(Self::job_place(turn, part));
                     let staged = shared::dynamic() + Self::SHAPE.staged_at() as u32;
                     let row = tile.row + row_tile * FRAGMENT_ROWS as u32;
                     let place = Place { scales, lane: anew(lane), warp: anew(warp), row, staged };
-                    write_sums(params, &tile, &sums, &place);
+                    write_sums(params, &tile, sums, &place);
                 }
                 turn = Self::next_turn(turn);
             }
@@ -309,9 +325,51 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
 /// Where a warp finds its operands in a stage.
 struct Operands<const M: usize> {
     weights: [u32; M],
-    /// This lane's row of the first half of the activations' tile.
+    /// Where the activations of its part are.
     activations: u32,
     lane: u32,
+}
+
+/// Where a lane finds the activations of `SLOT_FRAGMENTS` fragments of 8 slots in a stage, four registers at a time: of two steps
+/// of one fragment, or where that would keep too many registers, of one step of two.
+struct Activations<const SLOT_FRAGMENTS: usize> {
+    /// The first four, from the stage on.
+    first: u32,
+}
+
+impl<const SLOT_FRAGMENTS: usize> Activations<SLOT_FRAGMENTS> {
+    /// Whether one step is read at a time; then fragments are even in number.
+    const BY_STEP: bool = SLOT_FRAGMENTS > 3;
+    /// Steps that are read at a time.
+    const STEPS: usize = if Self::BY_STEP { 1 } else { 2 };
+
+    #[inline(always)]
+    fn new(part: u32, lane: u32) -> Self {
+        let (matrix, row) = (lane / 8, lane % 8);
+        let (fragment, chunk) = if Self::BY_STEP { (matrix / 2, matrix % 2) } else { (0, matrix) };
+        Self { first: part + fragment * TILE_BYTES as u32 + row * 128 + ((chunk ^ row) * 16) }
+    }
+
+    /// Reads those of the steps that begin with this one.
+    #[inline(always)]
+    unsafe fn load(&self, stage: u32, step: usize) -> [[[u32; 2]; SLOT_FRAGMENTS]; 2] {
+        // The numbers of further chunks, exchanged by the row's, differ in bits of their own.
+        let rows = stage + (self.first ^ (step * FRAGMENT_K * 2) as u32);
+        let mut b = [[[0; 2]; SLOT_FRAGMENTS]; 2];
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            // SAFETY: the caller's contract: the stage is full.
+            let [x, y, z, w] = unsafe { load_x4(rows + (n * TILE_BYTES) as u32) };
+            if Self::BY_STEP {
+                (b[0][n], b[0][n + 1]) = ([x, y], [z, w]);
+                n += 2;
+            } else {
+                (b[0][n], b[1][n]) = ([x, y], [z, w]);
+                n += 1;
+            }
+        }
+        b
+    }
 }
 
 impl<const M: usize> Operands<M> {
@@ -322,27 +380,12 @@ impl<const M: usize> Operands<M> {
         self.weights.map(|place| unsafe { Weights::load(stage + place, self.lane) })
     }
 
-    /// Reads the activations of two steps of a stage.
-    #[inline(always)]
-    unsafe fn activations<const SLOT_FRAGMENTS: usize>(&self, stage: u32, half: u32) -> [[u32; 4]; SLOT_FRAGMENTS] {
-        // The second half of the chunks: their numbers, exchanged by the row's, differ in one bit.
-        let rows = stage + (self.activations ^ (64 * half));
-        let mut b = [[0; 4]; SLOT_FRAGMENTS];
-        let mut n = 0;
-        while n < SLOT_FRAGMENTS {
-            // SAFETY: the caller's contract: the stage is full.
-            b[n] = unsafe { load_x4(rows + (n * TILE_BYTES) as u32) };
-            n += 1;
-        }
-        b
-    }
-
     /// Multiplies a warp's row tiles with `SLOT_FRAGMENTS` fragments of 8 slots.
     #[inline(always)]
-    unsafe fn multiply<const SLOT_FRAGMENTS: usize, const STAGES: usize, const STAGE_BYTES: usize>(
+    unsafe fn multiply<const SLOT_FRAGMENTS: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>(
         &self,
         k_tiles: u32,
-        sums: &mut Sums<M>,
+        sums: &mut [Fragments<N>; M],
         mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
     ) -> ring::Cursor<STAGES, STAGE_BYTES> {
         const STEPS: usize = MmaTile::K / FRAGMENT_K;
@@ -350,16 +393,20 @@ impl<const M: usize> Operands<M> {
         unsafe {
             mbarrier::wait(cursor.full(), cursor.parity);
             let mut weights = self.weights(cursor.data());
+            let activations = Activations::<SLOT_FRAGMENTS>::new(self.activations, self.lane);
+            let at_a_time = Activations::<SLOT_FRAGMENTS>::STEPS;
+            let mut b = [[[0; 2]; SLOT_FRAGMENTS]; 2];
             let mut k_tile = 0;
             loop {
                 k_tile += 1;
                 let next = cursor.next();
-                let mut b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 0);
                 let mut following = weights;
                 let mut step = 0;
                 while step < STEPS {
-                    if step == STEPS / 2 {
-                        b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 1);
+                    if step.is_multiple_of(at_a_time) {
+                        b = activations.load(cursor.data(), step);
+                    }
+                    if step + at_a_time == STEPS {
                         // Each lane for what it has read itself.
                         mbarrier::arrive(cursor.empty());
                     }
@@ -370,11 +417,9 @@ impl<const M: usize> Operands<M> {
                     let a = weights.map(|weights| weights.operand(step));
                     let mut n = 0;
                     while n < SLOT_FRAGMENTS {
-                        let first = step % 2 * 2;
-                        let b = [b[n][first], b[n][first + 1]];
                         let mut m = 0;
                         while m < M {
-                            mma_m16n8k16_f16(&mut sums[m][n], a[m], b);
+                            mma_m16n8k16_f16(&mut sums[m][n], a[m], b[step % at_a_time][n]);
                             m += 1;
                         }
                         n += 1;
@@ -384,9 +429,14 @@ impl<const M: usize> Operands<M> {
                 weights = following;
                 cursor = next;
                 if k_tile >= k_tiles {
-                    return cursor;
+                    break;
                 }
             }
+            // The other sums' registers are free for operands meanwhile.
+            for sums in sums {
+                wgmma::clear(sums.split_at_mut(SLOT_FRAGMENTS).1);
+            }
+            cursor
         }
     }
 }
@@ -423,10 +473,17 @@ macro_rules! kernel {
         pub unsafe extern "ptx-kernel" fn $name(params: GroupedGemmParams) {
             // SAFETY: the caller's contract.
             unsafe {
-                Kernel::<$number, { $shape.row_fragments }, { $shape.stages }, { $shape.stage_bytes() }>::run(&params);
+                Kernel::<
+                    $number,
+                    { $shape.row_fragments },
+                    { $shape.sums() },
+                    { $shape.stages },
+                    { $shape.stage_bytes() },
+                >::run(&params);
             }
         }
     };
 }
-kernel!(grouped_gemm_few_m16, 0, ONE_ROW_TILE);
-kernel!(grouped_gemm_few_m32, 1, TWO_ROW_TILES);
+kernel!(grouped_gemm_few_m16, 0, M16);
+kernel!(grouped_gemm_few_m32, 1, M32);
+kernel!(grouped_gemm_few_m32_n48, 2, M32_N48);
