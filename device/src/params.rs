@@ -65,8 +65,8 @@ pub struct RouteParams {
     pub chunks: u32,
     /// Slots of a token tile.
     pub token_tile: u32,
-    /// Zero.
-    pub padding: u32,
+    /// 1: no kernel behind this one reads the routing before it waits, so they may start at once.
+    pub unread: u32,
 }
 
 /// Slot of an entry whose expert is not here.
@@ -151,8 +151,8 @@ pub struct QuantizeParams {
     pub topk_ids: u64,
     /// Global id of the first local expert.
     pub first_expert: u32,
-    /// Zero.
-    pub padding: u32,
+    /// 1: as [`RouteParams::unread`], for `quantize_tiles`.
+    pub unread: u32,
 }
 
 /// What a grouped GEMM does with its accumulators.
@@ -210,8 +210,17 @@ pub struct GroupedGemmParams {
     pub activation: ActivationParams,
     /// 1: the output is quantized under the experts' second input scale.
     pub quantized: u32,
+    /// Experts a token.
+    pub topk: u32,
+    /// Global id of the first local expert.
+    pub first_expert: u32,
     /// Zero.
     pub padding: u32,
+    /// Number of tokens.
+    pub tokens: TokenCount,
+    /// `[T, topk]` i32, global expert ids, where the kernel is to find first slots and token tiles of the experts itself, or 0:
+    /// the routing is there when it starts.
+    pub topk_ids: u64,
 }
 
 /// `combine`: the weighted sum of a token's slots.

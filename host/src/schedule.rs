@@ -234,7 +234,7 @@ impl<'a> Schedule<'a> {
             experts: self.experts(),
             chunks,
             token_tile: self.variant.slots as u32,
-            padding: 0,
+            unread: self.first_routes_itself().into(),
         };
         let over = |kernel, blocks, threads, shared_bytes| Launch {
             kernel,
@@ -249,6 +249,12 @@ impl<'a> Schedule<'a> {
         }
         let launches = [of_chunks("route_count", chunks), of_chunks("route_scan", 1), of_chunks("route_place", chunks)];
         launches.iter().try_for_each(launch)
+    }
+
+    /// Whether the first GEMM finds first slots and token tiles of the experts itself: the kernels in front of it let it start at
+    /// once.
+    fn first_routes_itself(&self) -> bool {
+        self.entries() as usize <= self.variant.routes_entries
     }
 
     /// Whether the first GEMM quantizes its own results.
@@ -305,7 +311,7 @@ impl<'a> Schedule<'a> {
             entry_slot: self.at(Region::EntrySlot),
             topk_ids: self.call.topk_ids,
             first_expert: spec.experts.first as u32,
-            padding: 0,
+            unread: (!second && self.first_routes_itself()).into(),
         };
         let rows = if a_row_a_token { self.call.tokens as u32 } else { self.entries() };
         let amax = Launch {
@@ -359,7 +365,11 @@ impl<'a> Schedule<'a> {
             k: if second { spec.shape.intermediate } else { spec.shape.hidden } as u32,
             activation: activation_params(spec.activation),
             quantized: quantized.into(),
+            topk: spec.shape.topk as u32,
+            first_expert: spec.experts.first as u32,
             padding: 0,
+            tokens: self.tokens(),
+            topk_ids: if !second && self.first_routes_itself() { self.call.topk_ids } else { 0 },
         };
         let variant = self.variant;
         // No more tiles than this exist: an expert with slots has at least one, and each slot is in one.

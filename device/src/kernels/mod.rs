@@ -14,7 +14,8 @@ pub mod route;
 
 #[cfg(target_arch = "nvptx64")]
 mod device_rows {
-    use crate::params::{Rows, TokenCount};
+    use crate::params::{NO_SLOT, Rows, TokenCount};
+    use crate::ptx::warp::shuffle_up;
 
     impl TokenCount {
         /// Tokens of this launch.
@@ -38,6 +39,33 @@ mod device_rows {
         // SAFETY: the caller's contract.
         unsafe { core::hint::assert_unchecked(b != 0) };
         (a / b, a % b)
+    }
+
+    /// Local expert of an entry, [`NO_SLOT`] where it is not here.
+    ///
+    /// # Safety
+    /// `topk_ids` holds more i32 than `entry`.
+    #[inline(always)]
+    pub(crate) unsafe fn local_expert(topk_ids: u64, entry: u32, first_expert: u32, experts: u32) -> u32 {
+        // SAFETY: the caller's contract.
+        let id = unsafe { *(topk_ids as *const i32).add(entry as usize) };
+        // Ids below first_expert wrap to large numbers.
+        let local = (id as u32).wrapping_sub(first_expert);
+        if id >= 0 && local < experts { local } else { NO_SLOT }
+    }
+
+    /// Inclusive sum over the lanes up to this one.
+    #[inline(always)]
+    pub(crate) fn warp_inclusive_sum(mut value: u32, lane: u32) -> u32 {
+        let mut delta = 1;
+        while delta < 32 {
+            let below = shuffle_up(value, delta);
+            if lane >= delta {
+                value += below;
+            }
+            delta *= 2;
+        }
+        value
     }
 
     /// Rows of a matrix of tokens or slots.

@@ -250,6 +250,9 @@ pub(crate) mod device {
     /// As [`quantize`], with [`super::tiles_shared_bytes`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize_tiles(params: QuantizeParams) {
+        if params.unread != 0 {
+            grid::launch_dependents();
+        }
         let by_token = params.rows == Rows::Token as u32;
         // Tokens, and scales that no kernel makes, are there before: this kernel starts when all that is in front of the
         // routing is done.

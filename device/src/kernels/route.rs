@@ -7,7 +7,7 @@
 //! `route_single` does all three in one block, of as many warps as there are entries for, where that is possible: few tokens wait
 //! for launches more than for work.
 //!
-//! Inside a chunk a warp owns 256 consecutive entries, in 8 groups of 32. Shared memory: one counter for each warp and
+//! Inside a chunk a warp owns consecutive entries in groups of 32: 8, or in `route_single` as many as share them evenly. Shared memory: one counter for each warp and
 //! expert.
 
 /// Warps of `route_count` and `route_place`.
@@ -33,6 +33,9 @@ pub const fn shared_bytes(experts: u32) -> u32 {
     shared_bytes_of(WARPS, experts)
 }
 
+/// Most experts of a rank: of one block's counters.
+pub const MOST_EXPERTS: u32 = (DEFAULT_SHARED_BYTES - SUMS_BYTES) / (WARPS * 4);
+
 const fn shared_bytes_of(warps: u32, experts: u32) -> u32 {
     SUMS_BYTES + warps * experts * 4
 }
@@ -50,23 +53,20 @@ mod device {
     #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
     use super::*;
-    use crate::kernels::device_rows::div_rem;
+    use crate::kernels::device_rows::{div_rem, local_expert, warp_inclusive_sum};
     use crate::params::{NO_SLOT, RouteParams};
     use crate::ptx::thread::{block_dim_x, block_idx_x, sync_threads, thread_idx_x};
-    use crate::ptx::warp::{match_any, shuffle_up, sync_warp};
+    use crate::ptx::warp::{match_any, sync_warp};
     use crate::ptx::{grid, shared};
 
     /// Local expert of an entry, `NO_SLOT` where it is not here or the entry is beyond the end.
     #[inline(always)]
-    unsafe fn local_expert(params: &RouteParams, entry: u32, entries: u32) -> u32 {
+    unsafe fn expert_of(params: &RouteParams, entry: u32, entries: u32) -> u32 {
         if entry >= entries {
             return NO_SLOT;
         }
         // SAFETY: entry < T * topk.
-        let id = unsafe { *(params.topk_ids as *const i32).add(entry as usize) };
-        // Ids below first_expert wrap to large numbers.
-        let local = (id as u32).wrapping_sub(params.first_expert);
-        if id >= 0 && local < params.experts { local } else { NO_SLOT }
+        unsafe { local_expert(params.topk_ids, entry, params.first_expert, params.experts) }
     }
 
     #[inline(always)]
@@ -76,7 +76,7 @@ mod device {
 
     /// Counts this warp's entries into its counters.
     #[inline(always)]
-    unsafe fn count_entries(params: &RouteParams, entries: u32, first: u32, warp: u32, lane: u32) {
+    unsafe fn count_entries(params: &RouteParams, entries: u32, groups: u32, first: u32, warp: u32, lane: u32) {
         // SAFETY: counters lie in the planned shared memory; each warp touches only its own.
         unsafe {
             let mut expert = lane;
@@ -86,8 +86,8 @@ mod device {
             }
             sync_warp();
             let mut group = 0;
-            while group < GROUPS {
-                let expert = local_expert(params, first + group * 32 + lane, entries);
+            while group < groups {
+                let expert = expert_of(params, first + group * 32 + lane, entries);
                 let peers = match_any(expert);
                 if expert != NO_SLOT && peers & ((1 << lane) - 1) == 0 {
                     let address = counter(warp, expert, params.experts);
@@ -129,13 +129,13 @@ mod device {
 
     /// Gives this warp's entries their slots.
     #[inline(always)]
-    unsafe fn place_entries(params: &RouteParams, entries: u32, first: u32, warp: u32, lane: u32) {
+    unsafe fn place_entries(params: &RouteParams, entries: u32, groups: u32, first: u32, warp: u32, lane: u32) {
         let mut group = 0;
-        while group < GROUPS {
+        while group < groups {
             let entry = first + group * 32 + lane;
             // SAFETY: entries and slots are below the sizes documented in RouteParams; each warp has its own counters.
             unsafe {
-                let expert = local_expert(params, entry, entries);
+                let expert = expert_of(params, entry, entries);
                 let peers = match_any(expert);
                 let earlier = (peers & ((1 << lane) - 1)).count_ones();
                 let address = counter(warp, expert, params.experts);
@@ -204,7 +204,7 @@ mod device {
             let (thread, chunk) = (thread_idx_x(), block_idx_x());
             let entries = params.tokens.get() * params.topk;
             let first = chunk * CHUNK_ENTRIES + thread / 32 * GROUPS * 32;
-            count_entries(&params, entries, first, thread / 32, thread % 32);
+            count_entries(&params, entries, GROUPS, first, thread / 32, thread % 32);
             sync_threads();
             let counts = params.chunk_counts as *mut u32;
             let mut expert = thread;
@@ -213,20 +213,6 @@ mod device {
                 expert += block_dim_x();
             }
         }
-    }
-
-    /// Inclusive sum over the lanes up to this one.
-    #[inline(always)]
-    fn warp_inclusive_sum(mut value: u32, lane: u32) -> u32 {
-        let mut delta = 1;
-        while delta < 32 {
-            let below = shuffle_up(value, delta);
-            if lane >= delta {
-                value += below;
-            }
-            delta *= 2;
-        }
-        value
     }
 
     /// Exclusive sums over the block of two values at once, and their totals.
@@ -294,7 +280,7 @@ mod device {
             let (warp, lane) = (thread / 32, thread % 32);
             let entries = params.tokens.get() * params.topk;
             let first = chunk * CHUNK_ENTRIES + warp * GROUPS * 32;
-            count_entries(&params, entries, first, warp, lane);
+            count_entries(&params, entries, GROUPS, first, warp, lane);
             sync_threads();
 
             let mut expert = thread;
@@ -305,7 +291,7 @@ mod device {
                 expert += block_dim_x();
             }
             sync_threads();
-            place_entries(&params, entries, first, warp, lane);
+            place_entries(&params, entries, GROUPS, first, warp, lane);
         }
     }
 
@@ -315,13 +301,19 @@ mod device {
     /// The params' pointers are as documented there; one block of the threads and the shared memory of [`single`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
-        grid::follow_closely();
+        if params.unread != 0 {
+            grid::follow();
+        } else {
+            grid::follow_closely();
+        }
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);
             let entries = params.tokens.get() * params.topk;
-            let first = warp * GROUPS * 32;
-            count_entries(&params, entries, first, warp, lane);
+            // Shared among all warps.
+            let groups = entries.div_ceil(block_dim_x());
+            let first = warp * groups * 32;
+            count_entries(&params, entries, groups, first, warp, lane);
             sync_threads();
             scan_experts(
                 &params,
@@ -329,7 +321,7 @@ mod device {
                 |expert, first_slot| counters_to_slots(expert, params.experts, first_slot),
             );
             sync_threads();
-            place_entries(&params, entries, first, warp, lane);
+            place_entries(&params, entries, groups, first, warp, lane);
         }
     }
 }

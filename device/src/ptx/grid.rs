@@ -2,7 +2,7 @@
 
 /// Lets the next kernel's blocks start as soon as all of this one's have said so, or are done.
 #[inline(always)]
-fn launch_dependents() {
+pub fn launch_dependents() {
     #[cfg(nvfp4_arch = "sm90")]
     // SAFETY: no operand.
     unsafe {

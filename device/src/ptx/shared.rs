@@ -49,6 +49,19 @@ pub unsafe fn store_v4(address: u32, value: [u32; 4]) {
     };
 }
 
+/// `st.shared.v2.u32`.
+///
+/// # Safety
+/// `address` is 8-byte aligned and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn store_v2(address: u32, [a, b]: [u32; 2]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!("st.shared.v2.u32 [{0}], {{{1}, {2}}};",
+            in(reg32) address, in(reg32) a, in(reg32) b, options(nostack))
+    };
+}
+
 /// `ld.shared.v2.u32`.
 ///
 /// # Safety

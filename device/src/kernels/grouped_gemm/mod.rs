@@ -37,6 +37,9 @@ pub struct Variant {
     /// Expected units of the first matrix ([`UNIT_ROWS`] of an expert that has slots) a multiprocessor, up to which a plan takes
     /// this variant rather than the next one.
     pub expected_units: usize,
+    /// Entries of `topk_ids` up to which it finds first slots and token tiles of the experts itself, so that the first GEMM need
+    /// not wait for the routing.
+    pub routes_entries: usize,
     /// Threads of a block.
     pub threads: u32,
     /// Registers that a thread takes, about: for the number of resident blocks.

@@ -57,6 +57,7 @@ pub const VARIANTS: [Variant; 1] = [Variant {
     slots: SLOTS,
     expected_slots: with_margin(SLOTS),
     expected_units: usize::MAX,
+    routes_entries: 0,
     threads: (CONSUMERS as u32 + 1) * 32,
     registers: 168,
     shared_bytes: (BARRIERS_AT + 2 * STAGES * 8) as u32,

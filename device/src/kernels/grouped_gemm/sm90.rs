@@ -15,6 +15,7 @@ use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
+use crate::kernels::route::MOST_EXPERTS;
 
 /// Warpgroups that multiply, and their warps.
 const CONSUMERS: u32 = 3;
@@ -101,8 +102,14 @@ const STAGED_BYTES: usize = STAGED_SLOTS * STAGED_STRIDE * 4;
 #[cfg(nvfp4_arch = "sm90")]
 const SCHEDULERS: u32 = 4;
 
+/// Fragments of 8 slots of the kernels for few slots.
+const FEW_SLOT_FRAGMENTS: usize = 3;
 /// Token tiles whose units are multiplied at once, at most.
 const FEW_PARTS: usize = 2;
+/// Bytes of a stage's activations; weights follow.
+const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
+/// Bytes of an expert's first slot and first token tile.
+const OFFSETS_BYTES: usize = 8;
 /// Bytes of what is said of one turn.
 const FEW_TURN_BYTES: usize = 16 + FEW_PARTS * JOB_BYTES;
 
@@ -113,29 +120,11 @@ pub struct FewShape {
     warps: u32,
     /// Row tiles of a warp.
     row_fragments: usize,
-    /// Fragments of 8 slots: 3 or 6.
-    slot_fragments: usize,
     /// Stages of the ring: 64 of K each.
     pub stages: usize,
 }
 
 impl FewShape {
-    /// Slots of a token tile.
-    const fn slots(&self) -> usize {
-        self.slot_fragments * GROUP_SLOTS
-    }
-
-    /// Fragments of sums that a warp has: results are written by fours.
-    #[cfg(nvfp4_arch = "sm90")]
-    const fn sums(&self) -> usize {
-        self.slot_fragments.next_multiple_of(4)
-    }
-
-    /// Bytes of a part's activations in a stage; weights follow those of all parts.
-    const fn part_bytes(&self) -> usize {
-        self.slot_fragments * TILE_BYTES
-    }
-
     /// Units (two row tiles of a token tile) that are multiplied at once.
     const fn units(&self) -> u32 {
         self.warps * self.row_fragments as u32 / ROW_FRAGMENTS as u32
@@ -149,8 +138,7 @@ impl FewShape {
 
     /// Bytes of a stage; an atom of the swizzle begins at a multiple of its 1024 bytes.
     const fn stage_bytes(&self) -> usize {
-        (FEW_PARTS * self.part_bytes() + self.warps as usize * self.row_fragments * MmaTile::BYTES)
-            .next_multiple_of(1024)
+        (FEW_ACTIVATION_BYTES + self.warps as usize * self.row_fragments * MmaTile::BYTES).next_multiple_of(1024)
     }
 
     /// Where it is said what is multiplied, behind the ring and its barriers. There is one place more than stages, as for
@@ -164,20 +152,26 @@ impl FewShape {
         self.turns_at() + (self.stages + 1) * FEW_TURN_BYTES
     }
 
+    /// Where the copying warps have the routing: for as many experts as routing takes.
+    const fn offsets_at(&self) -> usize {
+        self.staged_at() + self.units() as usize * STAGED_BYTES
+    }
+
     const fn threads(&self) -> u32 {
         (self.warps + 2) * 32
     }
 
-    const fn variant(&self, kernel: &'static str, expected_slots: usize, expected_units: usize) -> Variant {
+    const fn variant(&self, kernel: &'static str, expected_units: usize) -> Variant {
         Variant {
             kernel,
             rows: UNIT_ROWS,
-            slots: self.slots(),
-            expected_slots,
+            slots: FEW_SLOT_FRAGMENTS * GROUP_SLOTS,
+            expected_slots: FEW_EXPECTED_SLOTS,
             expected_units,
+            routes_entries: FEW_ROUTED_ENTRIES,
             threads: self.threads(),
             registers: 65536 / self.threads() / 8 * 8,
-            shared_bytes: (self.staged_at() + self.units() as usize * STAGED_BYTES) as u32,
+            shared_bytes: (self.offsets_at() + (MOST_EXPERTS as usize + 1) * OFFSETS_BYTES) as u32,
             quantizes: true,
             tiles: true,
         }
@@ -186,16 +180,16 @@ impl FewShape {
 
 /// One row tile a warp where a multiprocessor has so few units that their warps would leave it idle; two otherwise, which takes
 /// fewer instructions.
-pub const FEW_SHAPES: [FewShape; 3] = [
-    FewShape { warps: 22, row_fragments: 1, slot_fragments: 3, stages: 8 },
-    FewShape { warps: 16, row_fragments: 2, slot_fragments: 3, stages: 7 },
-    FewShape { warps: 16, row_fragments: 2, slot_fragments: 6, stages: 6 },
-];
+pub const FEW_SHAPES: [FewShape; 2] =
+    [FewShape { warps: 22, row_fragments: 1, stages: 8 }, FewShape { warps: 16, row_fragments: 2, stages: 7 }];
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
 const CONSUMER_REGISTERS: u32 = 152;
 const PRODUCER_REGISTERS: u32 = 56;
+
+/// Entries that the kernels for few slots route themselves: 16 a lane.
+const FEW_ROUTED_ENTRIES: usize = 512;
 
 /// Expected slots up to which the kernel for few slots is taken: on an H200 with 8, it takes 5% more time than the next one for
 /// deepseek-v4-pro-ep8, and 10% less for qwen3-30b.
@@ -203,11 +197,10 @@ const FEW_EXPECTED_SLOTS: usize = 8;
 
 /// The variants: [`FEW_SHAPES`], then [`TILES`].
 pub const VARIANTS: [Variant; FEW_SHAPES.len() + TILES.len()] = {
-    let [few_units, few, more] = FEW_SHAPES;
-    let few_units = few_units.variant("grouped_gemm_few_m16", FEW_EXPECTED_SLOTS, few_units.units() as usize);
+    let [few_units, few] = FEW_SHAPES;
+    let few_units = few_units.variant("grouped_gemm_few_m16", few_units.units() as usize);
     let mut variants = [few_units; FEW_SHAPES.len() + TILES.len()];
-    variants[1] = few.variant("grouped_gemm_few_m32", FEW_EXPECTED_SLOTS, usize::MAX);
-    variants[2] = more.variant("grouped_gemm_few_m32_n48", with_margin(more.slots()), usize::MAX);
+    variants[1] = few.variant("grouped_gemm_few_m32", usize::MAX);
     let mut i = 0;
     while i < TILES.len() {
         let tile = TILES[i];
@@ -217,6 +210,7 @@ pub const VARIANTS: [Variant; FEW_SHAPES.len() + TILES.len()] = {
             slots: tile.slots(),
             expected_slots: with_margin(tile.slots()),
             expected_units: usize::MAX,
+            routes_entries: 0,
             threads: THREADS,
             registers: REGISTERS,
             shared_bytes: tile.shared_bytes(),
@@ -261,3 +255,5 @@ mod epilogue;
 mod few;
 #[cfg(nvfp4_arch = "sm90")]
 mod job;
+#[cfg(nvfp4_arch = "sm90")]
+mod offsets;

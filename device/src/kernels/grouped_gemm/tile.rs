@@ -47,40 +47,27 @@ impl Tile {
             let first = *tile_offset.add(expert as usize);
             let token_tiles = *tile_offset.add(expert as usize + 1) - first;
             let (row_tile, token_tile) = div_rem(index - first * block_rows, token_tiles);
-            Self::of_expert::<EVEN>(params, expert, row_tile * rows, [token_tile, token_tiles], slots)
+            let of_expert = [0, 1].map(|i| *(params.expert_offset as *const u32).add(expert as usize + i));
+            Self::of_expert::<EVEN>(params, expert, row_tile * rows, [token_tile, token_tiles], of_expert, slots)
         }
     }
 
-    /// Token tile number `index` of all of up to `slots` slots, shared as with `EVEN`, from this packed row on.
+    /// Token tile `token_tile` of `token_tiles` of an expert with these slots, from this packed row on.
     ///
     /// # Safety
-    /// The params' offsets are as documented there, `index` is a token tile of the expert.
-    #[cfg(nvfp4_arch = "sm90")]
+    /// The expert has a token tile.
     #[inline(always)]
-    pub(super) unsafe fn of_slots(params: &GroupedGemmParams, expert: u32, index: u32, row: u32, slots: u32) -> Self {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let tile_offset = params.tile_offset as *const u32;
-            let first = *tile_offset.add(expert as usize);
-            let token_tiles = *tile_offset.add(expert as usize + 1) - first;
-            Self::of_expert::<true>(params, expert, row, [index - first, token_tiles], slots)
-        }
-    }
-
-    /// A token tile of an expert, from this packed row on.
-    #[inline(always)]
-    unsafe fn of_expert<const EVEN: bool>(
+    pub(super) unsafe fn of_expert<const EVEN: bool>(
         params: &GroupedGemmParams,
         expert: u32,
         row: u32,
         [token_tile, token_tiles]: [u32; 2],
+        [expert_slot, expert_end]: [u32; 2],
         slots: u32,
     ) -> Self {
         // SAFETY: the caller's contract.
         unsafe {
-            let expert_offset = params.expert_offset as *const u32;
-            let expert_slot = *expert_offset.add(expert as usize);
-            let expert_slots = *expert_offset.add(expert as usize + 1) - expert_slot;
+            let expert_slots = expert_end - expert_slot;
             let (from, to) = if EVEN {
                 let groups = expert_slots.div_ceil(GROUP_SLOTS as u32);
                 let share = |tile: u32| div_rem(groups * tile, token_tiles).0 * GROUP_SLOTS as u32;

@@ -11,7 +11,8 @@ use nvfp4_moe_device::format::tile_mma::{MmaTile, activation_place};
 use nvfp4_moe_device::format::{BLOCK, block};
 use nvfp4_moe_device::kernels::activation::{ActivationParams, activate};
 use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm90};
-use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams};
+use nvfp4_moe_device::params::{Epilogue, ExpertScales, GroupedGemmParams, TokenCount};
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::super::device_kernels::downloaded;
@@ -35,9 +36,9 @@ struct Request {
 }
 
 /// The variants: the portable ones, then those for Hopper.
-const VARIANTS: [Variant; 8] = {
-    let ([a, b, c], [d, e, f, g, h]) = (sm80::VARIANTS, sm90::VARIANTS);
-    [a, b, c, d, e, f, g, h]
+const VARIANTS: [Variant; 7] = {
+    let ([a, b, c], [d, e, f, g]) = (sm80::VARIANTS, sm90::VARIANTS);
+    [a, b, c, d, e, f, g]
 };
 /// Index of the first of those for few slots of Hopper, and of the first one behind them.
 const FEW: usize = sm80::VARIANTS.len();
@@ -126,7 +127,10 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         variant.quantizes && (!variant.tiles || swiglu)
     }));
     for (index, request) in requests.enumerate() {
-        run(&bench, VARIANT, &request, &mut StdRng::seed_from_u64(index as u64))?;
+        run(&bench, VARIANT, &request, false, &mut StdRng::seed_from_u64(index as u64))?;
+        if request.slots.iter().sum::<usize>() + NOT_HERE <= variant.routes_entries {
+            run(&bench, VARIANT, &request, true, &mut StdRng::seed_from_u64(index as u64))?;
+        }
     }
     Ok(())
 }
@@ -175,7 +179,11 @@ pub(super) fn packed<T: TileOrder>(matrices: &[Matrix]) -> Vec<u8> {
     packed
 }
 
-fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -> Result<()> {
+/// Entries of no expert that is here.
+const NOT_HERE: usize = 5;
+
+/// One launch, in which the kernel finds first slots and token tiles itself or not.
+fn run(bench: &Bench<'_>, variant: usize, request: &Request, routes: bool, rng: &mut StdRng) -> Result<()> {
     let Request { epilogue, columns, k, .. } = *request;
     let halves = if epilogue == Epilogue::Gated { 2 } else { 1 };
     let variant = &VARIANTS[variant];
@@ -224,8 +232,22 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
     }
     let activations = bench.upload(&in_order)?;
     let (gathered, row_scales_there) = (bench.upload(&gather)?, bench.upload(&row_scales)?);
-    let (scales_there, offset_there) = (bench.upload(&expert_scales)?, bench.upload(&expert_offset)?);
-    let tile_offset = bench.upload(&tile_offsets(&expert_offset, variant.slots as u32))?;
+    let scales_there = bench.upload(&expert_scales)?;
+    let mut tile_offsets = tile_offsets(&expert_offset, variant.slots as u32);
+    let (first_expert, topk) = (7, 3);
+    let mut ids: Vec<i32> = (0..slots).map(|slot| first_expert + expert_of(&expert_offset, slot) as i32).collect();
+    ids.extend([-1, 0, first_expert - 1, first_expert + experts as i32, i32::MIN][..NOT_HERE].iter());
+    ids.shuffle(rng);
+    let tokens = ids.len().div_ceil(topk);
+    ids.resize(tokens * topk, i32::MAX);
+    let (ids, there_tokens) = (bench.upload(&ids)?, bench.upload(&[tokens as u32])?);
+    // What must not be read leads nowhere.
+    let mut offsets_there = expert_offset.clone();
+    if routes {
+        offsets_there.fill(0);
+        tile_offsets.fill(0);
+    }
+    let (offset_there, tile_offset) = (bench.upload(&offsets_there)?, bench.upload(&tile_offsets)?);
     let output_stride = columns.next_multiple_of(MmaTile::K);
     let output_places = Places { k: columns, ..places };
     let output_bytes = if request.quantized { output_places.len(slots) * 2 } else { slots * columns * 4 };
@@ -250,7 +272,12 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
         k: k as u32,
         activation,
         quantized: request.quantized.into(),
+        topk: topk as u32,
+        first_expert: first_expert as u32,
         padding: 0,
+        // The bound is larger than what there is.
+        tokens: TokenCount { device: there_tokens.address(), bound: tokens as u32 + 2, padding: 0 },
+        topk_ids: if routes { ids.address() } else { 0 },
     };
     // SAFETY: the buffers have the documented sizes.
     unsafe { bench.grouped_gemm(variant, params)? };
@@ -268,7 +295,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, rng: &mut StdRng) -
             expected.push(result(epilogue, &activation, sums, g, &expert_scales[expert]));
         }
     }
-    let what = format!("{}, {epilogue:?}, k {k}, slots {:?}", variant.kernel, request.slots);
+    let what = format!("{}, {epilogue:?}, k {k}, slots {:?}, routes {routes}", variant.kernel, request.slots);
     if !request.quantized {
         return same_or_nan(downloaded(&output)?, &expected, &what);
     }

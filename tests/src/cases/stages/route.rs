@@ -133,7 +133,7 @@ fn run(
         experts: range.count as u32,
         chunks: chunks as u32,
         token_tile,
-        padding: 0,
+        unread: u32::from(tokens.is_multiple_of(2)),
     };
     let (threads, shared_bytes) = block.unwrap_or((route::THREADS, route::shared_bytes(range.count as u32)));
     let launches: Vec<_> = kernels

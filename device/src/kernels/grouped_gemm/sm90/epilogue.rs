@@ -99,7 +99,6 @@ unsafe fn write_down<const M: usize, const N: usize>(
 ) {
     /// Fragments whose scales are read at a time.
     const TURN: usize = 4;
-    const { assert!(N.is_multiple_of(TURN)) };
     let (g, q) = (place.lane / 4, place.lane % 4);
     let columns = params.columns as usize;
     let first = (tile.slot + 2 * q) as usize * columns + (place.row + g) as usize;
@@ -110,7 +109,7 @@ unsafe fn write_down<const M: usize, const N: usize>(
         while turn < N {
             let scales = input_scales::<TURN>(params, tile, (8 * turn) as u32 + 2 * q, place.scales.l2_input);
             let mut n = 0;
-            while n < TURN {
+            while n < TURN && turn + n < N {
                 let mut j = 0;
                 while j < 2 {
                     let inner = 8 * (turn + n) + j;

@@ -8,6 +8,7 @@
 
 use super::epilogue::{Place, write_sums};
 use super::job::Job;
+use super::offsets::Offsets;
 use super::*;
 use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::device_rows::div_rem;
@@ -16,20 +17,22 @@ use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
-use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_some, sync_threads, thread_idx_x};
 use crate::ptx::warp::{reduce_add, uniform};
-use crate::ptx::wgmma::{self, Fragments};
+use crate::ptx::wgmma::Fragments;
 use crate::ptx::{grid, mbarrier, shared};
 
+/// Barrier of the warps that copy; in front of it are the block's and those of warps that share a unit.
+const OFFSETS_BARRIER: u32 = 15;
+
+const SLOTS: u32 = (FEW_SLOT_FRAGMENTS * GROUP_SLOTS) as u32;
 /// Token tiles of which units are multiplied at once, at most.
 const PARTS: u32 = FEW_PARTS as u32;
+/// Bytes of a part's activations in a stage.
+const PART_BYTES: u32 = (FEW_SLOT_FRAGMENTS * TILE_BYTES) as u32;
 
-/// Fragments of 8 slots that are multiplied for a tile of so many slots: more than 3 two by two.
-#[inline(always)]
-fn slot_fragments(slots: u32) -> u32 {
-    let fragments = slots.div_ceil(GROUP_SLOTS as u32);
-    if fragments > 3 { fragments.next_multiple_of(2) } else { fragments }
-}
+/// What a warp multiplies.
+type Sums<const M: usize> = [Fragments<FEW_SLOT_FRAGMENTS>; M];
 
 /// Row tiles of one token tile in one turn.
 struct Part {
@@ -42,6 +45,7 @@ struct Part {
 
 /// Units of a block's share, turn after turn.
 struct Turns {
+    offsets: Offsets,
     pairs: u32,
     unit: u32,
     end: u32,
@@ -49,20 +53,18 @@ struct Turns {
     most: u32,
     /// Units of as many warps as a multiprocessor has schedulers.
     even: u32,
-    /// Slots of a token tile, at most.
-    slots: u32,
 }
 
 impl Turns {
     /// The share of this block.
     #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams, shape: &FewShape) -> Self {
+    unsafe fn new(params: &GroupedGemmParams, offsets: Offsets, shape: &FewShape) -> Self {
         let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
         // SAFETY: there is a number of token tiles behind the experts' first ones.
-        let units = unsafe { *(params.tile_offset as *const u32).add(params.experts as usize) } * pairs;
+        let units = unsafe { offsets.of(params.experts) }[1] * pairs;
         let share = |block: u32| (units as u64 * block as u64 / grid_dim_x() as u64) as u32;
         let [unit, end] = [0, 1].map(|i| share(block_idx_x() + i));
-        Self { pairs, unit, end, most: shape.units(), even: shape.even(), slots: shape.slots() as u32 }
+        Self { offsets, pairs, unit, end, most: shape.units(), even: shape.even() }
     }
 
     /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
@@ -87,47 +89,48 @@ impl Turns {
                 if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
             // Of a part that is none, the tile is the first one's.
             let token_tile = if count > 0 { token_tile + part } else { token_tile };
-            let expert = find_expert_by_warp(params.tile_offset as *const u32, params.experts, token_tile, lane);
-            let tile = Tile::of_slots(params, expert, token_tile, first * FRAGMENT_ROWS as u32, self.slots);
+            let expert = self.find_expert(params.experts, token_tile, lane);
+            let [[first_slot, first_tile], [end_slot, end_tile]] = [0, 1].map(|i| self.offsets.of(expert + i));
+            let (row, of_tiles) = (first * FRAGMENT_ROWS as u32, [token_tile - first_tile, end_tile - first_tile]);
+            let tile = Tile::of_expert::<true>(params, expert, row, of_tiles, [first_slot, end_slot], SLOTS);
             (Part { tile, count, units_before }, counts)
         }
     }
-}
 
-/// The expert whose range of token tiles holds `token_tile`, which is the first lane's or the one behind it. All lanes of the warp take part: each looks at some of the experts, so that memory is waited for once or twice.
-#[inline(always)]
-unsafe fn find_expert_by_warp(offsets: *const u32, experts: u32, token_tile: u32, lane: u32) -> u32 {
-    let first = uniform(token_tile);
-    // Experts in front of the one that has the first token tile, and of the one that has the next.
-    let mut before = [0; PARTS as usize];
-    let mut expert = lane;
-    while expert < experts {
-        // SAFETY: there is an offset behind the last expert's.
-        let end = unsafe { *offsets.add(expert as usize + 1) };
-        let mut i = 0;
-        while i < before.len() {
-            before[i] += (end <= first + i as u32) as u32;
-            i += 1;
+    /// The expert whose range of token tiles holds `token_tile`, which is the first lane's or the one behind it. All lanes of the
+    /// warp take part: each looks at some of the experts.
+    #[inline(always)]
+    unsafe fn find_expert(&self, experts: u32, token_tile: u32, lane: u32) -> u32 {
+        let first = uniform(token_tile);
+        // Experts in front of the one that has the first token tile, and of the one that has the next.
+        let mut before = [0; PARTS as usize];
+        let mut expert = lane;
+        while expert < experts {
+            // SAFETY: there is an offset behind the last expert's.
+            let [_, end] = unsafe { self.offsets.of(expert + 1) };
+            let mut i = 0;
+            while i < before.len() {
+                before[i] += (end <= first + i as u32) as u32;
+                i += 1;
+            }
+            expert += 32;
         }
-        expert += 32;
+        let [of_first, of_next] = before.map(reduce_add);
+        if token_tile == first { of_first } else { of_next }
     }
-    let [of_first, of_next] = before.map(reduce_add);
-    if token_tile == first { of_first } else { of_next }
 }
 
 /// Lanes that copy a part's weights: of one group of row tiles each.
 const WEIGHT_COPIES: u32 = 2;
 
 /// One variant: [`FewShape`] `NUMBER` of [`FEW_SHAPES`], whose numbers the types need again.
-struct Kernel<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>;
+struct Kernel<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>;
 
-impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>
-    Kernel<NUMBER, M, N, STAGES, STAGE_BYTES>
+impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES: usize>
+    Kernel<NUMBER, M, STAGES, STAGE_BYTES>
 {
     const SHAPE: FewShape = FEW_SHAPES[NUMBER];
     const WARPS: u32 = Self::SHAPE.warps;
-    /// Bytes of a part's activations in a stage.
-    const PART_BYTES: u32 = Self::SHAPE.part_bytes() as u32;
     /// Warps of a unit.
     const UNIT_WARPS: u32 = (ROW_FRAGMENTS / M) as u32;
 
@@ -150,7 +153,13 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
     /// Where a row tile's weights are in a stage.
     #[inline(always)]
     fn weights_place(row_tile: u32) -> u32 {
-        Self::PART_BYTES * PARTS + row_tile * MmaTile::BYTES as u32
+        FEW_ACTIVATION_BYTES as u32 + row_tile * MmaTile::BYTES as u32
+    }
+
+    /// The routing, for the warps that copy.
+    #[inline(always)]
+    fn offsets() -> Offsets {
+        Offsets(shared::dynamic() + Self::SHAPE.offsets_at() as u32)
     }
 
     /// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before
@@ -165,7 +174,9 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
         let mut turn = 0;
         // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
         unsafe {
-            let mut turns = Turns::new(params, &Self::SHAPE);
+            Self::offsets().fill(params, lane, SLOTS);
+            sync_some(OFFSETS_BARRIER, 64);
+            let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, units_before }, counts) = turns.next(params, lane, part);
                 let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
@@ -179,6 +190,11 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
                 let mut k_tile = 0;
                 while copies && k_tile < params.k_tiles {
                     mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
+                    if bytes > 0 {
+                        mbarrier::expect(cursor.full(), bytes);
+                        mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
+                    }
+                    // Behind the first copy: the scales are waited for.
                     if !second && k_tile == 0 {
                         // Whoever read what was said here has written its results: there is a place more than stages.
                         job.put(Self::job_place(turn, part));
@@ -186,10 +202,7 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
                             shared::store_v4(Self::turn_place(turn), [counts[0], counts[1], 0, 0]);
                         }
                     }
-                    mbarrier::arrive_expect(cursor.full(), bytes);
-                    if bytes > 0 {
-                        mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
-                    }
+                    mbarrier::arrive(cursor.full());
                     from = from.wrapping_add(step as usize);
                     cursor = cursor.next();
                     k_tile += 1;
@@ -215,12 +228,13 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
         let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
         // SAFETY: as above.
         unsafe {
-            let mut turns = Turns::new(params, &Self::SHAPE);
+            sync_some(OFFSETS_BARRIER, 64);
+            let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
-                // Only the groups that the fragments need. One behind the expert's last one is there too, and nobody writes its
-                // results.
-                let bytes = if count > 0 { slot_fragments(tile.slots) * TILE_BYTES as u32 } else { 0 };
+                // Only the groups that the fragments need.
+                let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
+                let bytes = if count > 0 { needed } else { 0 };
                 let Run { first: mut from, step } = tile.activation_run(params);
                 // Behind the first turn, it is done.
                 grid::wait();
@@ -229,7 +243,7 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
                     mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
                     mbarrier::arrive_expect(cursor.full(), bytes);
                     if bytes > 0 {
-                        mbarrier::copy_bulk(cursor.data() + part * Self::PART_BYTES, from, bytes, cursor.full());
+                        mbarrier::copy_bulk(cursor.data() + part * PART_BYTES, from, bytes, cursor.full());
                     }
                     from = from.wrapping_add(step as usize);
                     cursor = cursor.next();
@@ -262,7 +276,7 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
                 if row_tile >= tiles {
                     cursor = skip(params.k_tiles, cursor);
                 } else {
-                    let mut sums = [[[0.0; 4]; N]; M];
+                    let mut sums: Sums<M> = [[[0.0; 4]; FEW_SLOT_FRAGMENTS]; M];
                     // A row tile that does not exist is replaced by the one before it: nobody writes its results.
                     let mut weights = [Self::weights_place(warp * M as u32); M];
                     let mut m = 1;
@@ -271,26 +285,20 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
                         weights[m] = weights[m - 1] + if exists { MmaTile::BYTES as u32 } else { 0 };
                         m += 1;
                     }
-                    let operands = Operands { weights, activations: part * Self::PART_BYTES, lane };
+                    let (matrix, row) = (lane / 8, lane % 8);
+                    let operands =
+                        Operands { weights, activations: part * PART_BYTES + row * 128 + ((matrix ^ row) * 16), lane };
                     let [_, _, _, slots] = shared::load_v4(Self::job_place(turn, part));
-                    let fragments = uniform(slot_fragments(slots));
-                    let (k_tiles, sums) = (params.k_tiles, &mut sums);
-                    cursor = if fragments == 1 {
-                        operands.multiply::<1, N, _, _>(k_tiles, sums, cursor)
-                    } else if fragments == 2 {
-                        operands.multiply::<2, N, _, _>(k_tiles, sums, cursor)
-                    } else if fragments == 3 || Self::SHAPE.slot_fragments == 3 {
-                        operands.multiply::<3, N, _, _>(k_tiles, sums, cursor)
-                    } else if fragments == 4 {
-                        operands.multiply::<4, N, _, _>(k_tiles, sums, cursor)
-                    } else {
-                        operands.multiply::<6, N, _, _>(k_tiles, sums, cursor)
+                    cursor = match uniform(slots.div_ceil(GROUP_SLOTS as u32)) {
+                        1 => operands.multiply::<1, _, _>(params.k_tiles, &mut sums, cursor),
+                        2 => operands.multiply::<2, _, _>(params.k_tiles, &mut sums, cursor),
+                        _ => operands.multiply::<FEW_SLOT_FRAGMENTS, _, _>(params.k_tiles, &mut sums, cursor),
                     };
                     let Job { tile, scales } = Job::get(Self::job_place(turn, part));
                     let staged = shared::dynamic() + Self::SHAPE.staged_at() as u32;
                     let row = tile.row + row_tile * FRAGMENT_ROWS as u32;
                     let place = Place { scales, lane: anew(lane), warp: anew(warp), row, staged };
-                    write_sums(params, &tile, sums, &place);
+                    write_sums(params, &tile, &sums, &place);
                 }
                 turn = Self::next_turn(turn);
             }
@@ -325,51 +333,9 @@ impl<const NUMBER: usize, const M: usize, const N: usize, const STAGES: usize, c
 /// Where a warp finds its operands in a stage.
 struct Operands<const M: usize> {
     weights: [u32; M],
-    /// Where the activations of its part are.
+    /// This lane's row of the first half of the activations' tile.
     activations: u32,
     lane: u32,
-}
-
-/// Where a lane finds the activations of `SLOT_FRAGMENTS` fragments of 8 slots in a stage, four registers at a time: of two steps
-/// of one fragment, or where that would keep too many registers, of one step of two.
-struct Activations<const SLOT_FRAGMENTS: usize> {
-    /// The first four, from the stage on.
-    first: u32,
-}
-
-impl<const SLOT_FRAGMENTS: usize> Activations<SLOT_FRAGMENTS> {
-    /// Whether one step is read at a time; then fragments are even in number.
-    const BY_STEP: bool = SLOT_FRAGMENTS > 3;
-    /// Steps that are read at a time.
-    const STEPS: usize = if Self::BY_STEP { 1 } else { 2 };
-
-    #[inline(always)]
-    fn new(part: u32, lane: u32) -> Self {
-        let (matrix, row) = (lane / 8, lane % 8);
-        let (fragment, chunk) = if Self::BY_STEP { (matrix / 2, matrix % 2) } else { (0, matrix) };
-        Self { first: part + fragment * TILE_BYTES as u32 + row * 128 + ((chunk ^ row) * 16) }
-    }
-
-    /// Reads those of the steps that begin with this one.
-    #[inline(always)]
-    unsafe fn load(&self, stage: u32, step: usize) -> [[[u32; 2]; SLOT_FRAGMENTS]; 2] {
-        // The numbers of further chunks, exchanged by the row's, differ in bits of their own.
-        let rows = stage + (self.first ^ (step * FRAGMENT_K * 2) as u32);
-        let mut b = [[[0; 2]; SLOT_FRAGMENTS]; 2];
-        let mut n = 0;
-        while n < SLOT_FRAGMENTS {
-            // SAFETY: the caller's contract: the stage is full.
-            let [x, y, z, w] = unsafe { load_x4(rows + (n * TILE_BYTES) as u32) };
-            if Self::BY_STEP {
-                (b[0][n], b[0][n + 1]) = ([x, y], [z, w]);
-                n += 2;
-            } else {
-                (b[0][n], b[1][n]) = ([x, y], [z, w]);
-                n += 1;
-            }
-        }
-        b
-    }
 }
 
 impl<const M: usize> Operands<M> {
@@ -380,12 +346,27 @@ impl<const M: usize> Operands<M> {
         self.weights.map(|place| unsafe { Weights::load(stage + place, self.lane) })
     }
 
+    /// Reads the activations of two steps of a stage.
+    #[inline(always)]
+    unsafe fn activations<const SLOT_FRAGMENTS: usize>(&self, stage: u32, half: u32) -> [[u32; 4]; SLOT_FRAGMENTS] {
+        // The second half of the chunks: their numbers, exchanged by the row's, differ in one bit.
+        let rows = stage + (self.activations ^ (64 * half));
+        let mut b = [[0; 4]; SLOT_FRAGMENTS];
+        let mut n = 0;
+        while n < SLOT_FRAGMENTS {
+            // SAFETY: the caller's contract: the stage is full.
+            b[n] = unsafe { load_x4(rows + (n * TILE_BYTES) as u32) };
+            n += 1;
+        }
+        b
+    }
+
     /// Multiplies a warp's row tiles with `SLOT_FRAGMENTS` fragments of 8 slots.
     #[inline(always)]
-    unsafe fn multiply<const SLOT_FRAGMENTS: usize, const N: usize, const STAGES: usize, const STAGE_BYTES: usize>(
+    unsafe fn multiply<const SLOT_FRAGMENTS: usize, const STAGES: usize, const STAGE_BYTES: usize>(
         &self,
         k_tiles: u32,
-        sums: &mut [Fragments<N>; M],
+        sums: &mut Sums<M>,
         mut cursor: ring::Cursor<STAGES, STAGE_BYTES>,
     ) -> ring::Cursor<STAGES, STAGE_BYTES> {
         const STEPS: usize = MmaTile::K / FRAGMENT_K;
@@ -393,20 +374,16 @@ impl<const M: usize> Operands<M> {
         unsafe {
             mbarrier::wait(cursor.full(), cursor.parity);
             let mut weights = self.weights(cursor.data());
-            let activations = Activations::<SLOT_FRAGMENTS>::new(self.activations, self.lane);
-            let at_a_time = Activations::<SLOT_FRAGMENTS>::STEPS;
-            let mut b = [[[0; 2]; SLOT_FRAGMENTS]; 2];
             let mut k_tile = 0;
             loop {
                 k_tile += 1;
                 let next = cursor.next();
+                let mut b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 0);
                 let mut following = weights;
                 let mut step = 0;
                 while step < STEPS {
-                    if step.is_multiple_of(at_a_time) {
-                        b = activations.load(cursor.data(), step);
-                    }
-                    if step + at_a_time == STEPS {
+                    if step == STEPS / 2 {
+                        b = self.activations::<SLOT_FRAGMENTS>(cursor.data(), 1);
                         // Each lane for what it has read itself.
                         mbarrier::arrive(cursor.empty());
                     }
@@ -417,9 +394,11 @@ impl<const M: usize> Operands<M> {
                     let a = weights.map(|weights| weights.operand(step));
                     let mut n = 0;
                     while n < SLOT_FRAGMENTS {
+                        let first = step % 2 * 2;
+                        let b = [b[n][first], b[n][first + 1]];
                         let mut m = 0;
                         while m < M {
-                            mma_m16n8k16_f16(&mut sums[m][n], a[m], b[step % at_a_time][n]);
+                            mma_m16n8k16_f16(&mut sums[m][n], a[m], b);
                             m += 1;
                         }
                         n += 1;
@@ -429,14 +408,9 @@ impl<const M: usize> Operands<M> {
                 weights = following;
                 cursor = next;
                 if k_tile >= k_tiles {
-                    break;
+                    return cursor;
                 }
             }
-            // The other sums' registers are free for operands meanwhile.
-            for sums in sums {
-                wgmma::clear(sums.split_at_mut(SLOT_FRAGMENTS).1);
-            }
-            cursor
         }
     }
 }
@@ -473,17 +447,10 @@ macro_rules! kernel {
         pub unsafe extern "ptx-kernel" fn $name(params: GroupedGemmParams) {
             // SAFETY: the caller's contract.
             unsafe {
-                Kernel::<
-                    $number,
-                    { $shape.row_fragments },
-                    { $shape.sums() },
-                    { $shape.stages },
-                    { $shape.stage_bytes() },
-                >::run(&params);
+                Kernel::<$number, { $shape.row_fragments }, { $shape.stages }, { $shape.stage_bytes() }>::run(&params);
             }
         }
     };
 }
 kernel!(grouped_gemm_few_m16, 0, M16);
 kernel!(grouped_gemm_few_m32, 1, M32);
-kernel!(grouped_gemm_few_m32_n48, 2, M32_N48);

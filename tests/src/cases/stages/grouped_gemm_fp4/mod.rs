@@ -4,6 +4,7 @@
 mod problem;
 
 use anyhow::{Result, ensure};
+use bytemuck::Zeroable;
 use nvfp4_moe::activation::Activation;
 use nvfp4_moe::driver::DeviceBuffer;
 use nvfp4_moe_device::format::packed::MatrixLayout;
@@ -217,7 +218,7 @@ fn run(bench: &Bench<'_>, request: &Request, problem: &Problem) -> Result<()> {
         k: k as u32,
         activation,
         quantized: to_codes.into(),
-        padding: 0,
+        ..GroupedGemmParams::zeroed()
     };
     // SAFETY: the buffers have the documented sizes.
     unsafe { bench.grouped_gemm(variant, params)? };
