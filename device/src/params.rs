@@ -229,7 +229,7 @@ pub struct GroupedGemmParams {
 pub struct CombineParams {
     /// Number of tokens.
     pub tokens: TokenCount,
-    /// `[slots, hidden]` f32.
+    /// `[slots, hidden]` f32, or 0: no expert is here.
     pub slots: u64,
     /// `[T, topk]` u32: slot of an entry or [`NO_SLOT`].
     pub entry_slot: u64,

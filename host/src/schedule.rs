@@ -1,6 +1,7 @@
 //! The launches of one forward, as data: which kernel, with which grid and argument. Pure; whoever runs kernels (the
 //! CUDA engine) walks through the list.
 
+use nvfp4_moe_device::format::BLOCK;
 use nvfp4_moe_device::kernels::activation::{self, ActivationParams};
 use nvfp4_moe_device::kernels::grouped_gemm::Variant;
 use nvfp4_moe_device::kernels::{amax, combine, pack, quantize, route};
@@ -254,7 +255,7 @@ impl<'a> Schedule<'a> {
     /// Whether the first GEMM finds first slots and token tiles of the experts itself: the kernels in front of it let it start at
     /// once.
     fn first_routes_itself(&self) -> bool {
-        self.entries() as usize <= self.variant.routes_entries
+        !self.plan.spec().experts.is_empty() && self.entries() as usize <= self.variant.routes_entries
     }
 
     /// Whether the first GEMM quantizes its own results.
@@ -321,13 +322,14 @@ impl<'a> Schedule<'a> {
             shared_bytes: 0,
             params: Params::Quantize(params),
         };
-        let quantize = Launch {
-            kernel,
-            grid: [rows, 1, 1],
-            threads: quantize::THREADS,
-            shared_bytes,
-            params: Params::Quantize(params),
+        // Where the GEMM starts at once, rows are shared among small blocks.
+        let (threads, blocks) = if params.unread == 0 {
+            (quantize::THREADS, 1)
+        } else {
+            (quantize::FEW_THREADS, params.stride.div_ceil(quantize::FEW_THREADS * BLOCK as u32))
         };
+        let quantize =
+            Launch { kernel, grid: [rows, blocks, 1], threads, shared_bytes, params: Params::Quantize(params) };
         (amax, quantize)
     }
 
@@ -389,7 +391,7 @@ impl<'a> Schedule<'a> {
         let shape = &self.plan.spec().shape;
         let params = CombineParams {
             tokens: self.tokens(),
-            slots: self.at(Region::SlotValues),
+            slots: if self.plan.spec().experts.is_empty() { 0 } else { self.at(Region::SlotValues) },
             entry_slot: self.at(Region::EntrySlot),
             topk_weights: self.call.topk_weights,
             output: self.call.output,

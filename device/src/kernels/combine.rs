@@ -18,13 +18,39 @@ mod device {
     use crate::ptx::thread::{block_idx_x, block_idx_y, thread_idx_x};
     use crate::ptx::{global, grid};
 
+    /// Slots that are read at a time, so that memory is waited for once.
+    const TURN: usize = 8;
+
+    /// Slots of a token from this one on, [`NO_SLOT`] behind the last, and their weights.
+    #[inline(always)]
+    unsafe fn read_slots(params: &CombineParams, token: u32, k: u32) -> ([u32; TURN], [f32; TURN]) {
+        let (mut slots, mut weights) = ([NO_SLOT; TURN], [0.0; TURN]);
+        let mut i = 0;
+        while i < TURN {
+            if k + (i as u32) < params.topk {
+                let entry = (token * params.topk + k) as usize + i;
+                // SAFETY: the entry exists.
+                unsafe {
+                    slots[i] = *(params.entry_slot as *const u32).add(entry);
+                    weights[i] = *(params.topk_weights as *const f32).add(entry);
+                }
+            }
+            i += 1;
+        }
+        (slots, weights)
+    }
+
     /// One block of columns of one token.
     ///
     /// # Safety
     /// The params' pointers are as documented there; `(tokens, columns / BLOCK_COLUMNS)` blocks of [`THREADS`].
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn combine(params: CombineParams) {
-        grid::follow();
+        // What routing made is there before (`grid::follow_closely`), unless no GEMM is in between.
+        grid::launch_dependents();
+        if params.slots == 0 {
+            grid::wait();
+        }
         // SAFETY: token and column are below the sizes documented in CombineParams; 4 columns are 8 or 16 bytes.
         unsafe {
             let token = block_idx_x();
@@ -35,20 +61,31 @@ mod device {
             let (mut sum, mut local) = ([0f32; 4], false);
             let mut k = 0;
             while k < params.topk {
-                let entry = (token * params.topk + k) as usize;
-                let slot = *(params.entry_slot as *const u32).add(entry);
-                if slot != NO_SLOT {
-                    let weight = *(params.topk_weights as *const f32).add(entry);
-                    let offset = slot as usize * params.hidden as usize + column as usize;
-                    let y = global::load_v4((params.slots as *const u32).add(offset));
-                    let mut i = 0;
-                    while i < 4 {
-                        sum[i] += weight * f32::from_bits(y[i]);
-                        i += 1;
+                let (slots, weights) = read_slots(&params, token, k);
+                // Behind the first time, it is done.
+                grid::wait();
+                let mut y = [[0; 4]; TURN];
+                let mut i = 0;
+                while i < TURN {
+                    if slots[i] != NO_SLOT {
+                        let offset = slots[i] as usize * params.hidden as usize + column as usize;
+                        y[i] = global::load_v4((params.slots as *const u32).add(offset));
                     }
-                    local = true;
+                    i += 1;
                 }
-                k += 1;
+                i = 0;
+                while i < TURN {
+                    if slots[i] != NO_SLOT {
+                        let mut j = 0;
+                        while j < 4 {
+                            sum[j] += weights[i] * f32::from_bits(y[i][j]);
+                            j += 1;
+                        }
+                        local = true;
+                    }
+                    i += 1;
+                }
+                k += TURN as u32;
             }
             if params.accumulate != 0 && !local {
                 return;

@@ -1,11 +1,16 @@
 //! Quantization of activations: hidden rows before the first GEMM, rows of h before the second.
 //!
-//! One block a row. `quantize` writes each element as the f16 number `code * scale`, which is exact: the operand of f16
+//! One block a row, or several. `quantize` writes each element as the f16 number `code * scale`, which is exact: the operand of f16
 //! tensor cores; `quantize_tiles` the same, once for each slot that the row belongs to, as `wgmma` reads them.
 //! `quantize_codes` writes codes and block scales. All write the row's decode scale.
 
-/// Threads of a block; a thread takes 16 elements at a time.
+/// Threads of a block, at most; a thread takes 16 elements at a time.
 pub const THREADS: u32 = 256;
+/// Threads of a block where tokens are few: several blocks a row, each of which fits beside a block of the grouped GEMM that starts
+/// meanwhile.
+pub const FEW_THREADS: u32 = 128;
+/// Registers of a thread of `quantize_tiles`, which `xtask ptxas` records.
+pub const REGISTERS: u32 = 48;
 /// Dynamic shared memory, in bytes: one maximum for each warp.
 pub const SHARED_BYTES: u32 = THREADS / 32 * 4;
 
@@ -20,14 +25,14 @@ const DESTINATION_BYTES: u32 = 12;
 
 #[cfg(target_arch = "nvptx64")]
 pub(crate) mod device {
-    use super::{DESTINATION_BYTES, SHARED_BYTES, THREADS};
+    use super::{DESTINATION_BYTES, SHARED_BYTES};
     use crate::format::slot_groups::{SlotGroups, TILE_K};
     use crate::format::tile_mma::activation_place;
     use crate::format::{BLOCK, block, block_fma, float16};
-    use crate::kernels::device_rows::{find_expert, row_count};
+    use crate::kernels::device_rows::{find_expert, local_expert, row_count};
     use crate::params::{Element, ExpertScales, NO_SLOT, QuantizeParams, RowScale, Rows};
     use crate::ptx::float::{self, Gpu};
-    use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
+    use crate::ptx::thread::{block_dim_x, block_idx_x, block_idx_y, grid_dim_y, sync_threads, thread_idx_x};
     use crate::ptx::warp::{reduce_max, shuffle_xor};
     use crate::ptx::{global, grid, shared};
 
@@ -85,7 +90,7 @@ pub(crate) mod device {
             while first < params.k {
                 let x = load_block(params, row, first);
                 largest = float::max_nan(largest, block_fma::largest_magnitude(&x, Gpu));
-                first += THREADS * BLOCK as u32;
+                first += block_dim_x() * BLOCK as u32;
             }
             let largest = reduce_max(largest.to_bits());
             if thread_idx_x() % 32 == 0 {
@@ -94,7 +99,7 @@ pub(crate) mod device {
             sync_threads();
             let mut all = 0;
             let mut warp = 0;
-            while warp < THREADS / 32 {
+            while warp < block_dim_x() / 32 {
                 let bits = shared::load_u32(shared::dynamic() + warp * 4);
                 if bits > all {
                     all = bits;
@@ -145,7 +150,7 @@ pub(crate) mod device {
             let g = row_scale(params, row, input_row);
             // The lanes of a warp take part together, also behind the row's end.
             let lane_first = thread_idx_x() % 32 * BLOCK as u32;
-            let mut warp_first = thread_idx_x() / 32 * 32 * BLOCK as u32;
+            let mut warp_first = (block_idx_y() * block_dim_x() + thread_idx_x() / 32 * 32) * BLOCK as u32;
             let mut stored = false;
             loop {
                 let first = warp_first + lane_first;
@@ -157,14 +162,14 @@ pub(crate) mod device {
                 if !stored {
                     stored = true;
                     before();
-                    if thread_idx_x() == 0 {
+                    if thread_idx_x() == 0 && block_idx_y() == 0 {
                         write_scale(row, g);
                     }
                 }
                 if warp_first < params.stride {
                     write(row, first, quantized);
                 }
-                warp_first += THREADS * BLOCK as u32;
+                warp_first += grid_dim_y() * block_dim_x() * BLOCK as u32;
                 if warp_first >= params.stride {
                     return;
                 }
@@ -196,7 +201,7 @@ pub(crate) mod device {
     /// Rows to f16 products of code and scale, in the order of [`activation_place`].
     ///
     /// # Safety
-    /// The params' pointers are as documented there; a block of [`THREADS`] for each row, `SHARED_BYTES`.
+    /// The params' pointers are as documented there; up to [`THREADS`] a block, one or more for each row, `SHARED_BYTES`.
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn quantize(params: QuantizeParams) {
         grid::follow();
@@ -272,21 +277,24 @@ pub(crate) mod device {
                 if by_token { *(params.entry_slot as *const u32).add(entry(row, index)) } else { row }
             };
             let destinations = || {
+                let (row, mut index) = (block_idx_x(), thread_idx_x());
+                let local_expert = |index: u32| {
+                    local_expert(params.topk_ids, row * slots + index, params.first_expert, params.experts)
+                };
+                let mut expert = if by_token && index < slots { local_expert(index) } else { NO_SLOT };
                 if early {
                     grid::follow_closely();
                 }
-                let (row, mut index) = (block_idx_x(), thread_idx_x());
                 while index < slots {
                     let slot = slot_of(row, index);
                     let address = shared::dynamic() + SHARED_BYTES + index * DESTINATION_BYTES;
                     let mut place = [0; 3];
-                    if slot != NO_SLOT {
-                        let offsets = params.expert_offset as *const u32;
-                        let expert = if by_token {
-                            *(params.topk_ids as *const u32).add(entry(row, index)) - params.first_expert
-                        } else {
-                            find_expert(offsets, params.experts, slot)
-                        } as usize;
+                    let offsets = params.expert_offset as *const u32;
+                    if !by_token {
+                        expert = find_expert(offsets, params.experts, slot);
+                    }
+                    if expert != NO_SLOT {
+                        let expert = expert as usize;
                         let (first, end) = (*offsets.add(expert), *offsets.add(expert + 1));
                         let groups = SlotGroups::new(expert, first as usize, (end - first) as usize);
                         place = [groups.first as u32, groups.count as u32, slot - first];
@@ -296,7 +304,10 @@ pub(crate) mod device {
                         shared::store_u32(address + 4 * i as u32, place[i]);
                         i += 1;
                     }
-                    index += THREADS;
+                    index += block_dim_x();
+                    if by_token && index < slots {
+                        expert = local_expert(index);
+                    }
                 }
                 sync_threads();
             };

@@ -44,8 +44,8 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
     Ok(())
 }
 
-/// The module with `.maxntid` for each grouped GEMM, so that the driver's compiler knows how many registers a thread may
-/// have; Rust has no way to say it.
+/// The module with `.maxntid` and `.maxnreg` for each grouped GEMM, so that the driver's compiler knows how many registers a thread
+/// may have; Rust has no way to say it.
 pub(crate) fn with_thread_bounds(ptx: &str) -> String {
     let variants: Vec<Variant> = sm80::VARIANTS.into_iter().chain(sm90::VARIANTS).chain(sm120::VARIANTS).collect();
     let mut bounded = String::with_capacity(ptx.len() + 64 * variants.len());
@@ -53,12 +53,12 @@ pub(crate) fn with_thread_bounds(ptx: &str) -> String {
     for line in ptx.lines() {
         if let Some((_, name)) = line.split_once(".entry ") {
             let name = name.split('(').next().unwrap_or_default();
-            bound = variants.iter().find(|variant| variant.kernel == name).map(|variant| variant.threads);
+            bound = variants.iter().find(|variant| variant.kernel == name);
         }
         if line == "{"
-            && let Some(threads) = bound.take()
+            && let Some(Variant { threads, registers, .. }) = bound.take()
         {
-            bounded.push_str(&format!(".maxntid {threads}, 1, 1\n.minnctapersm 1\n"));
+            bounded.push_str(&format!(".maxntid {threads}, 1, 1\n.maxnreg {registers}\n"));
         }
         bounded.push_str(line);
         bounded.push('\n');
@@ -105,7 +105,7 @@ mod tests {
     fn only_grouped_gemms_have_a_bound() {
         assert_eq!(with_thread_bounds(KERNEL), KERNEL);
         let gemm = KERNEL.replace("amax", "grouped_gemm_stream");
-        assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n.minnctapersm 1\n{"));
+        assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n.maxnreg 128\n{"));
     }
 
     #[test]

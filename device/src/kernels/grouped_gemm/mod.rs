@@ -42,7 +42,7 @@ pub struct Variant {
     pub routes_entries: usize,
     /// Threads of a block.
     pub threads: u32,
-    /// Registers that a thread takes, about: for the number of resident blocks.
+    /// Registers that a thread may take at launch.
     pub registers: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,

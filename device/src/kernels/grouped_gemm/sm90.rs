@@ -15,6 +15,7 @@ use crate::format::BLOCK;
 use crate::format::packed::TileOrder;
 use crate::format::slot_groups::{GROUP_SLOTS, TILE_BYTES};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
+use crate::kernels::quantize;
 use crate::kernels::route::MOST_EXPERTS;
 
 /// Warpgroups that multiply, and their warps.
@@ -122,6 +123,8 @@ pub struct FewShape {
     row_fragments: usize,
     /// Stages of the ring: 64 of K each.
     pub stages: usize,
+    /// Registers of a thread: so few that a block of `quantize_tiles` fits beside one of these.
+    registers: u32,
 }
 
 impl FewShape {
@@ -170,7 +173,7 @@ impl FewShape {
             expected_units,
             routes_entries: FEW_ROUTED_ENTRIES,
             threads: self.threads(),
-            registers: 65536 / self.threads() / 8 * 8,
+            registers: self.registers,
             shared_bytes: (self.offsets_at() + (MOST_EXPERTS as usize + 1) * OFFSETS_BYTES) as u32,
             quantizes: true,
             tiles: true,
@@ -180,8 +183,10 @@ impl FewShape {
 
 /// One row tile a warp where a multiprocessor has so few units that their warps would leave it idle; two otherwise, which takes
 /// fewer instructions.
-pub const FEW_SHAPES: [FewShape; 2] =
-    [FewShape { warps: 22, row_fragments: 1, stages: 8 }, FewShape { warps: 16, row_fragments: 2, stages: 7 }];
+pub const FEW_SHAPES: [FewShape; 2] = [
+    FewShape { warps: 22, row_fragments: 1, stages: 8, registers: 72 },
+    FewShape { warps: 16, row_fragments: 2, stages: 7, registers: 96 },
+];
 
 /// Registers of a thread at launch; then those that multiply take more, and the others leave theirs.
 const REGISTERS: u32 = 128;
@@ -225,11 +230,15 @@ pub const VARIANTS: [Variant; FEW_SHAPES.len() + TILES.len()] = {
 const _: () = {
     assert!(TILE_BYTES == 1024);
     assert!(UNIT_ROWS == ROW_FRAGMENTS * FRAGMENT_ROWS);
+    // They are counted in 16 bits.
+    assert!(FEW_ROUTED_ENTRIES < 1 << 16);
     let mut i = 0;
     while i < FEW_SHAPES.len() {
         assert!(VARIANTS[i].shared_bytes <= 227 * 1024);
         // A lane copies the row tiles of one group, and a part has two lanes.
         assert!(FEW_SHAPES[i].units() as usize * ROW_FRAGMENTS <= MmaTile::GROUP);
+        let registers = FEW_SHAPES[i].threads() * FEW_SHAPES[i].registers + quantize::FEW_THREADS * quantize::REGISTERS;
+        assert!(registers <= 65536);
         // Warps that share a unit meet at a barrier of its own, besides the block's.
         assert!(FEW_SHAPES[i].row_fragments == ROW_FRAGMENTS || FEW_SHAPES[i].units() < 16);
         i += 1;

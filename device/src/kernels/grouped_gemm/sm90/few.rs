@@ -61,8 +61,9 @@ impl Turns {
     unsafe fn new(params: &GroupedGemmParams, offsets: Offsets, shape: &FewShape) -> Self {
         let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
         // SAFETY: there is a number of token tiles behind the experts' first ones.
-        let units = unsafe { offsets.of(params.experts) }[1] * pairs;
-        let share = |block: u32| (units as u64 * block as u64 / grid_dim_x() as u64) as u32;
+        let (whole, rest) = unsafe { div_rem(offsets.of(params.experts)[1] * pairs, grid_dim_x()) };
+        // SAFETY: there is a block.
+        let share = |block: u32| unsafe { whole * block + div_rem(rest * block, grid_dim_x()).0 };
         let [unit, end] = [0, 1].map(|i| share(block_idx_x() + i));
         Self { offsets, pairs, unit, end, most: shape.units(), even: shape.even() }
     }

@@ -6,6 +6,9 @@ use crate::params::{GroupedGemmParams, NO_SLOT};
 use crate::ptx::shared;
 use crate::ptx::warp::{match_any, reduce_add, sync_warp};
 
+/// Numbers that a lane reads at a time.
+const TURN: usize = 5;
+
 /// Where the numbers are, of each expert and behind the last.
 #[derive(Clone, Copy)]
 pub(super) struct Offsets(pub(super) u32);
@@ -42,10 +45,27 @@ impl Offsets {
         unsafe {
             if params.topk_ids == 0 {
                 let offsets = [params.expert_offset, params.tile_offset].map(|offsets| offsets as *const u32);
-                let mut expert = lane;
-                while expert <= params.experts {
-                    self.put(expert, offsets.map(|offsets| *offsets.add(expert as usize)));
-                    expert += 32;
+                let mut first = lane;
+                while first <= params.experts {
+                    // Several at a time, so that memory is waited for once.
+                    let mut read = [[0; 2]; TURN];
+                    let mut i = 0;
+                    while i < TURN {
+                        let expert = first + i as u32 * 32;
+                        if expert <= params.experts {
+                            read[i] = offsets.map(|offsets| *offsets.add(expert as usize));
+                        }
+                        i += 1;
+                    }
+                    i = 0;
+                    while i < TURN {
+                        let expert = first + i as u32 * 32;
+                        if expert <= params.experts {
+                            self.put(expert, read[i]);
+                        }
+                        i += 1;
+                    }
+                    first += TURN as u32 * 32;
                 }
             } else {
                 self.count(params, lane);
@@ -58,8 +78,6 @@ impl Offsets {
     /// Entries of each expert, where its first slot belongs.
     #[inline(always)]
     unsafe fn count(self, params: &GroupedGemmParams, lane: u32) {
-        /// Entries of a lane that are read at a time.
-        const TURN: usize = 4;
         // SAFETY: the caller's contract.
         unsafe {
             let mut expert = lane;
@@ -105,14 +123,14 @@ impl Offsets {
             // SAFETY: the caller's contract; a lane has its own experts, and the one behind the last has no entries.
             unsafe {
                 let slots = if expert < params.experts { self.of(expert)[0] } else { 0 };
-                let numbers = [slots, div_rem(slots + most - 1, most).0];
-                let sums = numbers.map(|number| warp_inclusive_sum(number, lane));
+                // Both sums at once: there are few entries.
+                let both = slots << 16 | div_rem(slots + most - 1, most).0;
+                let sums = warp_inclusive_sum(both, lane) - both;
                 if expert < params.experts {
-                    let offset = |i: usize| before[i] + sums[i] - numbers[i];
-                    self.put(expert, [offset(0), offset(1)]);
+                    self.put(expert, [before[0] + (sums >> 16), before[1] + (sums & 0xffff)]);
                 }
-                let all = numbers.map(reduce_add);
-                before = [before[0] + all[0], before[1] + all[1]];
+                let all = reduce_add(both);
+                before = [before[0] + (all >> 16), before[1] + (all & 0xffff)];
             }
             first += 32;
         }
