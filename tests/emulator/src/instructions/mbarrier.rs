@@ -13,7 +13,7 @@ use crate::error::FindingKind;
 use crate::execute::access::shared_fault;
 use crate::execute::{Context, Execute, Fault, Pred, Reg, Step, each, fault_at};
 use crate::memory::clocks::{Knowledge, join};
-use crate::memory::shared::BLOCK_SHIFT;
+use crate::memory::shared::{BLOCK_SHIFT, SharedMemory};
 use crate::types::Type;
 
 /// Failed tests in a row, without any change to an mbarrier of the block, after which its waiters count as stuck.
@@ -180,7 +180,9 @@ impl Context<'_> {
         for copy in &copies {
             let shared = &mut self.cluster.shared;
             if copy.landing.is_first() {
-                shared.end_copy(copy.to, &copy.bytes, copy.thread);
+                // Of bulk copies bytes are counted.
+                let end = if copy.counts_bytes { SharedMemory::end_async_copy } else { SharedMemory::end_copy };
+                end(shared, copy.to, &copy.bytes, copy.thread);
             }
             shared.release(copy.thread / 32, 1 << (copy.thread % 32), &mut knowledge);
             if copy.counts_bytes {

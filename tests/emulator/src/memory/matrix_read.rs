@@ -144,7 +144,7 @@ mod tests {
         shared.begin_async_copy(AT, 16, 40).unwrap();
         assert_eq!(read(&mut shared, AT, 1), Err(SharedFault::InFlight(40)));
         let changes = shared.changes(SHARED_BASE, AT);
-        shared.end_copy(AT, &[1; 16], 40);
+        shared.end_async_copy(AT, &[1; 16], 40);
         assert_ne!(shared.changes(SHARED_BASE, AT), changes);
         assert_eq!(read(&mut shared, AT, 0), Err(SharedFault::Race(40)));
         read(&mut shared, AT, 1).unwrap();

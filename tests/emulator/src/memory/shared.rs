@@ -35,7 +35,7 @@ pub(crate) struct SharedMemory {
     pitch: usize,
     pub(super) bytes: Vec<u8>,
     pub(super) written: Vec<bool>,
-    /// Last generic store was not followed by a proxy fence; only kept where a kernel uses the async proxy.
+    /// Last generic store (or `cp.async`) was not followed by a proxy fence; only kept where a kernel uses the async proxy.
     pub(super) generic: Vec<bool>,
     /// Pages with any such byte.
     generic_pages: Vec<bool>,
@@ -234,7 +234,14 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// A copy ends: its bytes appear, written by `thread` now. It was begun, so it is in bounds.
+    /// A copy by the async proxy ends: its bytes appear, written by `thread` now. It was begun, so it is in bounds.
+    pub(crate) fn end_async_copy(&mut self, address: u32, bytes: &[u8], thread: u32) {
+        self.end_copy(address, bytes, thread);
+        let offset = self.known_offset(address);
+        self.generic[offset..offset + bytes.len()].fill(false);
+    }
+
+    /// As [`Self::end_async_copy`], of a copy that writes like an ordinary store (`cp.async`).
     pub(crate) fn end_copy(&mut self, address: u32, bytes: &[u8], thread: u32) {
         let offset = self.known_offset(address);
         let granules = self.granules(offset, bytes.len());
@@ -245,7 +252,7 @@ impl SharedMemory {
         let range = offset..offset + bytes.len();
         self.bytes[range.clone()].copy_from_slice(bytes);
         self.written[range.clone()].fill(true);
-        self.generic[range].fill(false);
+        self.note_generic(range);
         self.matrix_reads.changed(offset, bytes.len());
     }
 
@@ -360,7 +367,7 @@ impl SharedFault {
             Self::Race(thread) => format!("with thread {thread}, no barrier in between"),
             Self::MatrixRace(warp) => format!("a wgmma of warp {warp} reads it, and nobody waited for that"),
             Self::InFlight(thread) => format!("the copy was started by thread {thread}"),
-            Self::Proxy => "an ordinary store wrote it last".into(),
+            Self::Proxy => "an ordinary store or cp.async wrote it last".into(),
             Self::Object => "an mbarrier object lies there".into(),
         }
     }

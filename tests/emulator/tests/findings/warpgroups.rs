@@ -110,6 +110,14 @@ const STORED: &str = prepared!(
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f4, %f5, %f6, %f7}, {%r8, %r8, %r8, %r8}, %rd3, 0, 1, 1, 0; // here\n",
     "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
 );
+/// B arrives by `cp.async`, which each thread waits for.
+const COPIED_BY_ALL: &str = ready!(
+    "and.b32 %r3, %r1, 15;\nshl.b32 %r4, %r3, 4;\nadd.u32 %r3, %r4, %r2;\ncvt.u64.u32 %rd2, %r4;\nadd.u64 %rd2, %rd2, %rd1;\n",
+    "setp.lt.u32 %p1, %r1, 16;\n@%p1 cp.async.cg.shared.global [%r3], [%rd2], 16;\ncp.async.wait_all;\nBUG\n",
+    "wgmma.fence.sync.aligned;\n",
+    product!(),
+    " // here\nwgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+);
 /// Thread 5 overwrites B.
 const OVERWRITTEN: &str = ready!(
     "wgmma.fence.sync.aligned;\n",
@@ -200,6 +208,7 @@ pub(super) const PAIRS: &[Pair] = &[
     Pair::of(RegisterFence, "no fence at all", NEVER_FENCED, ["", FENCE], Nowhere, WARPGROUP, LAST_WARP),
     Pair::of(RegisterFence, "another shape", OTHER_SHAPE, ["", FENCE], Nowhere, WARPGROUP, [0, 64]),
     Pair::of(ProxyFence, "B stored", STORED, ["bar.sync 0;", VISIBLE], Shared(0), WARPGROUP, LAST_WARP),
+    Pair::of(ProxyFence, "B copied", COPIED_BY_ALL, ["bar.sync 0;", VISIBLE], Shared(0), WARPGROUP, [0, 64]),
     Pair::of(
         SharedRace,
         "B stored without a barrier",
