@@ -31,19 +31,6 @@ pub unsafe fn arrive(barrier: u32) {
     unsafe { asm!("mbarrier.arrive.shared::cta.b64 _, [{0}];", in(reg32) barrier, options(nostack)) };
 }
 
-/// `mbarrier.expect_tx`: announces `bytes`, without an arrival.
-///
-/// # Safety
-/// As [`arrive`]; copies of so many bytes follow, and an arrival of this phase.
-#[inline(always)]
-pub unsafe fn expect(barrier: u32, bytes: u32) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        asm!("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{0}], {1};",
-            in(reg32) barrier, in(reg32) bytes, options(nostack))
-    };
-}
-
 /// `mbarrier.arrive.expect_tx`: an arrival that announces `bytes`.
 ///
 /// # Safety

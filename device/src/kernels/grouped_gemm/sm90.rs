@@ -109,6 +109,8 @@ const FEW_SLOT_FRAGMENTS: usize = 3;
 const FEW_PARTS: usize = 2;
 /// Bytes of a stage's activations; weights follow.
 const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
+/// Bytes of the barrier in front of the routing.
+const OFFSETS_BARRIER_BYTES: usize = 16;
 /// Bytes of an expert's first slot and first token tile.
 const OFFSETS_BYTES: usize = 8;
 /// Bytes of what is said of one turn.
@@ -155,7 +157,7 @@ impl FewShape {
         self.turns_at() + (self.stages + 1) * FEW_TURN_BYTES
     }
 
-    /// Where the copying warps have the routing: for as many experts as routing takes.
+    /// Where the copying warps have the routing, behind its barrier: for as many experts as routing takes.
     const fn offsets_at(&self) -> usize {
         self.staged_at() + self.units() as usize * STAGED_BYTES
     }
@@ -174,7 +176,8 @@ impl FewShape {
             routes_entries: FEW_ROUTED_ENTRIES,
             threads: self.threads(),
             registers: self.registers,
-            shared_bytes: (self.offsets_at() + (MOST_EXPERTS as usize + 1) * OFFSETS_BYTES) as u32,
+            shared_bytes: (self.offsets_at() + OFFSETS_BARRIER_BYTES + (MOST_EXPERTS as usize + 1) * OFFSETS_BYTES)
+                as u32,
             quantizes: true,
             tiles: true,
         }

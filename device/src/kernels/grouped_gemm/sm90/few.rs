@@ -17,13 +17,10 @@ use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
-use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_some, sync_threads, thread_idx_x};
+use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::{reduce_add, uniform};
 use crate::ptx::wgmma::Fragments;
 use crate::ptx::{grid, mbarrier, shared};
-
-/// Barrier of the warps that copy; in front of it are the block's and those of warps that share a unit.
-const OFFSETS_BARRIER: u32 = 15;
 
 const SLOTS: u32 = (FEW_SLOT_FRAGMENTS * GROUP_SLOTS) as u32;
 /// Token tiles of which units are multiplied at once, at most.
@@ -157,10 +154,16 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         FEW_ACTIVATION_BYTES as u32 + row_tile * MmaTile::BYTES as u32
     }
 
+    /// The barrier behind which the routing can be read.
+    #[inline(always)]
+    fn offsets_barrier() -> u32 {
+        shared::dynamic() + Self::SHAPE.offsets_at() as u32
+    }
+
     /// The routing, for the warps that copy.
     #[inline(always)]
     fn offsets() -> Offsets {
-        Offsets(shared::dynamic() + Self::SHAPE.offsets_at() as u32)
+        Offsets(Self::offsets_barrier() + OFFSETS_BARRIER_BYTES as u32)
     }
 
     /// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before
@@ -176,7 +179,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         // SAFETY: the tiles exist, and a stage is written after its readers gave it back.
         unsafe {
             Self::offsets().fill(params, lane, SLOTS);
-            sync_some(OFFSETS_BARRIER, 64);
+            mbarrier::arrive(Self::offsets_barrier());
             let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, units_before }, counts) = turns.next(params, lane, part);
@@ -191,11 +194,6 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                 let mut k_tile = 0;
                 while copies && k_tile < params.k_tiles {
                     mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
-                    if bytes > 0 {
-                        mbarrier::expect(cursor.full(), bytes);
-                        mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
-                    }
-                    // Behind the first copy: the scales are waited for.
                     if !second && k_tile == 0 {
                         // Whoever read what was said here has written its results: there is a place more than stages.
                         job.put(Self::job_place(turn, part));
@@ -203,7 +201,10 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                             shared::store_v4(Self::turn_place(turn), [counts[0], counts[1], 0, 0]);
                         }
                     }
-                    mbarrier::arrive(cursor.full());
+                    mbarrier::arrive_expect(cursor.full(), bytes);
+                    if bytes > 0 {
+                        mbarrier::copy_bulk(cursor.data() + to, from, bytes, cursor.full());
+                    }
                     from = from.wrapping_add(step as usize);
                     cursor = cursor.next();
                     k_tile += 1;
@@ -229,7 +230,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
         // SAFETY: as above.
         unsafe {
-            sync_some(OFFSETS_BARRIER, 64);
+            mbarrier::wait(Self::offsets_barrier(), 0);
             let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
             while turns.unit < turns.end {
                 let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
@@ -314,6 +315,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         // SAFETY: the barriers are inside the planned shared memory; see the functions called.
         unsafe {
             if thread == 0 {
+                mbarrier::init(Self::offsets_barrier(), 32);
                 let filled = PARTS * (WEIGHT_COPIES + 1);
                 ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, filled, Self::WARPS * 32);
             }
