@@ -287,8 +287,8 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
     let (gathered, expert_offset) = (bench.upload(&GATHER)?, bench.upload(slots.unwrap_or(&[]))?);
     let (expert_scales, amax_bits) = (bench.upload(&scales)?, bench.upload(&[0u32])?);
     let (codes, block_scales) = (bench.room(rows_here * k / 2)?, bench.room(rows_here * k / BLOCK)?);
-    let products = bench.room(rows_here * stride * 2)?;
-    let row_scales = [bench.room(rows_here * 4)?, bench.room(rows_here * 4)?];
+    let products = [bench.room(rows_here * stride * 2)?, bench.room(rows_here * stride * 2)?];
+    let row_scales = [bench.room(rows_here * 4)?, bench.room(rows_here * 4)?, bench.room(rows_here * 4)?];
     let to_products = QuantizeParams {
         tokens: TokenCount {
             device: if device_tokens.is_some() { on_device.address() } else { 0 },
@@ -300,7 +300,7 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
         expert_offset: expert_offset.address(),
         expert_scales: expert_scales.address(),
         amax_bits: amax_bits.address(),
-        output: products.address(),
+        output: products[0].address(),
         block_scales: 0,
         row_scales: row_scales[0].address(),
         k: k as u32,
@@ -334,6 +334,10 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
     // One block too many, which must do nothing.
     let bound = bound + 1;
     launches.push(launch("quantize", bound, quantize::THREADS, quantize::SHARED_BYTES, to_products));
+    // Several small blocks a row.
+    let shared = QuantizeParams { output: products[1].address(), row_scales: row_scales[2].address(), ..to_products };
+    let of_a_row = launch("quantize", bound, 64, quantize::SHARED_BYTES, shared);
+    launches.push(Launch { grid: [bound as u32, 3, 1], ..of_a_row });
     launches.push(launch("quantize_codes", bound, quantize::THREADS, quantize::SHARED_BYTES, to_codes));
     // SAFETY: the kernels' threads, grids and shared memory; the buffers have the documented sizes.
     unsafe { bench.run(&launches)? };
@@ -360,7 +364,9 @@ fn run(bench: &Bench<'_>, request: Request, mut x: Vec<f32>, seed: u64) -> Resul
     }
     same(&row_scales[0], &g, &what("row scales"))?;
     same(&row_scales[1], &g, &what("row scales of codes"))?;
+    same(&row_scales[2], &g, &what("row scales of shared rows"))?;
     same(&block_scales, &all_scales, &what("block scales"))?;
     same(&codes, bytemuck::cast_slice::<_, u8>(&all_codes), &what("codes"))?;
-    same(&products, &all_products, &what("products"))
+    same(&products[0], &all_products, &what("products"))?;
+    same(&products[1], &all_products, &what("products of shared rows"))
 }
