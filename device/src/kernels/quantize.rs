@@ -278,10 +278,15 @@ pub(crate) mod device {
             };
             let destinations = || {
                 let (row, mut index) = (block_idx_x(), thread_idx_x());
-                let local_expert = |index: u32| {
-                    local_expert(params.topk_ids, row * slots + index, params.first_expert, params.experts)
+                // A token's, found before the wait; a slot's is found behind it.
+                let token_expert = |index: u32| {
+                    if by_token && index < slots {
+                        local_expert(params.topk_ids, entry(row, index) as u32, params.first_expert, params.experts)
+                    } else {
+                        NO_SLOT
+                    }
                 };
-                let mut expert = if by_token && index < slots { local_expert(index) } else { NO_SLOT };
+                let mut expert = token_expert(index);
                 if early {
                     grid::follow_closely();
                 }
@@ -305,9 +310,7 @@ pub(crate) mod device {
                         i += 1;
                     }
                     index += block_dim_x();
-                    if by_token && index < slots {
-                        expert = local_expert(index);
-                    }
+                    expert = token_expert(index);
                 }
                 sync_threads();
             };

@@ -7,8 +7,8 @@
 //! `route_single` does all three in one block, of as many warps as there are entries for, where that is possible: few tokens wait
 //! for launches more than for work.
 //!
-//! Inside a chunk a warp owns consecutive entries in groups of 32: 8, or in `route_single` as many as share them evenly. Shared memory: one counter for each warp and
-//! expert.
+//! Inside a chunk a warp owns consecutive entries in groups of 32: 8, or in `route_single` as many as share them evenly. Shared
+//! memory: one counter for each warp and expert.
 
 /// Warps of `route_count` and `route_place`.
 pub const WARPS: u32 = 8;
@@ -302,10 +302,9 @@ mod device {
     #[unsafe(no_mangle)]
     pub unsafe extern "ptx-kernel" fn route_single(params: RouteParams) {
         if params.unread != 0 {
-            grid::follow();
-        } else {
-            grid::follow_closely();
+            grid::launch_dependents();
         }
+        grid::follow_closely();
         // SAFETY: every index is below the sizes documented in RouteParams.
         unsafe {
             let (warp, lane) = (thread_idx_x() / 32, thread_idx_x() % 32);

@@ -45,7 +45,7 @@ pub unsafe fn arrive_expect(barrier: u32, bytes: u32) {
 }
 
 /// Nanoseconds that a thread may sleep in `mbarrier.try_wait`. Without them it comes back about every 50 cycles on an H200, and
-/// warps that wait take a tenth of the issue slots from those that work.
+/// in a grouped GEMM of 64 tokens a fifth of all instructions were those of warps that wait.
 const SLEEP: u32 = 10_000_000;
 
 /// `mbarrier.try_wait.parity` until the phase of this parity has ended.
