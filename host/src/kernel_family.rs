@@ -87,6 +87,12 @@ impl KernelFamily {
         }
     }
 
+    /// Whether the kernels of a forward may overlap: they wait for each other where they have to.
+    #[must_use]
+    pub const fn overlap(self) -> bool {
+        matches!(self, Self::Hopper)
+    }
+
     /// Variants of the grouped GEMM, from few slots a tile to many; each gives the same bits.
     #[must_use]
     pub const fn variants(self) -> &'static [Variant] {

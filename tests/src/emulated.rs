@@ -275,6 +275,10 @@ impl Kernels for Emulated {
         Ok(())
     }
 
+    fn prefer_shared_memory(&self, _kernel: Handle, _name: &'static str) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     unsafe fn launch(&self, kernel: Handle, stream: Handle, launch: &KernelLaunch<'_>) -> Result<(), DriverError> {
         let KernelLaunch { grid, block, shared_bytes, params, .. } = *launch;
         let recorded = Recorded { kernel: kernel.0, grid, block, shared_bytes, params: params.to_vec() };

@@ -31,6 +31,12 @@ use super::{block, e2m1, ue4m3};
 pub trait Arithmetic: Copy {
     /// `a * b + c`, rounded once.
     fn fused(self, a: f32, b: f32, c: f32) -> f32;
+    /// `min(x, bound)` and `max(x, bound)`; NaN stays NaN.
+    fn at_most(self, x: f32, bound: f32) -> f32;
+    /// See [`at_most`](Self::at_most).
+    fn at_least(self, x: f32, bound: f32) -> f32;
+    /// `c - a * b`, rounded once.
+    fn fused_negative(self, a: f32, b: f32, c: f32) -> f32;
     /// `1 / x`, rounded to nearest, where x and the reciprocal are normal numbers.
     fn reciprocal(self, x: f32) -> f32;
     /// The larger of `a >= 0` and `|x|`; NaN if one is.
@@ -49,6 +55,21 @@ impl Arithmetic for Processor {
     #[inline(always)]
     fn fused(self, a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn at_most(self, x: f32, bound: f32) -> f32 {
+        if x > bound { bound } else { x }
+    }
+
+    #[inline(always)]
+    fn at_least(self, x: f32, bound: f32) -> f32 {
+        if x < bound { bound } else { x }
+    }
+
+    #[inline(always)]
+    fn fused_negative(self, a: f32, b: f32, c: f32) -> f32 {
+        (-a).mul_add(b, c)
     }
 
     #[inline(always)]
@@ -111,7 +132,7 @@ pub fn block_scale(amax: f32, g: f32, arithmetic: impl Arithmetic) -> f32 {
     let reciprocal = 1.0 / six_g;
     let s = if is_in(amax.to_bits(), &MODERATE) && is_in(six_g.to_bits(), &MODERATE) {
         let quotient = amax * reciprocal;
-        arithmetic.fused(arithmetic.fused(-six_g, quotient, amax), reciprocal, quotient)
+        arithmetic.fused(arithmetic.fused_negative(six_g, quotient, amax), reciprocal, quotient)
     } else if block::is_finite_magnitude(amax.to_bits()) {
         amax / six_g
     } else {
@@ -161,19 +182,18 @@ pub fn round<const N: usize>(x: &[f32; N], amax: f32, scale: f32, g: f32, arithm
         let bound = BOUND * d;
         let mut i = 0;
         while i < N {
-            let below = if x[i] > bound { bound } else { x[i] };
-            x[i] = if below < -bound { -bound } else { below };
+            x[i] = arithmetic.at_least(arithmetic.at_most(x[i], bound), -bound);
             i += 1;
         }
     }
-    let reciprocal = 1.0 / d;
+    let reciprocal = arithmetic.reciprocal(d);
     let shift = d * power_of_two(-24);
     let mut values = [0.0; N];
     let mut i = 0;
     while i < N {
         let x = arithmetic.fused(shift, power_of_two(-126), x[i]);
         let quotient = x * reciprocal;
-        let quotient = arithmetic.fused(arithmetic.fused(-d, quotient, x), reciprocal, quotient);
+        let quotient = arithmetic.fused(arithmetic.fused_negative(d, quotient, x), reciprocal, quotient);
         let binade = f32::from_bits(quotient.to_bits() & 0x7F80_0000).max(1.0);
         let rounded = arithmetic.fused(binade, 1.5 * power_of_two(22), quotient);
         let value = arithmetic.fused(binade, -1.5 * power_of_two(22), rounded);

@@ -14,16 +14,49 @@ impl Arithmetic for Gpu {
         fused(a, b, c)
     }
 
+    #[inline(always)]
+    fn at_most(self, x: f32, bound: f32) -> f32 {
+        let d;
+        // SAFETY: registers only.
+        unsafe {
+            asm!("min.NaN.f32 {0}, {1}, {2};", out(reg32) d, in(reg32) x, in(reg32) bound, options(pure, nomem, nostack))
+        };
+        d
+    }
+
+    #[inline(always)]
+    fn at_least(self, x: f32, bound: f32) -> f32 {
+        max_nan(x, bound)
+    }
+
+    /// The sign is changed here, where it is part of the instruction: the compiler would make an exclusive or of it.
+    #[inline(always)]
+    fn fused_negative(self, a: f32, b: f32, c: f32) -> f32 {
+        let d;
+        // SAFETY: registers only.
+        unsafe {
+            asm!("{{ .reg .f32 n; neg.f32 n, {1}; fma.rn.f32 {0}, n, {2}, {3}; }}", out(reg32) d, in(reg32) a, in(reg32) b,
+                in(reg32) c, options(pure, nomem, nostack))
+        };
+        d
+    }
+
     /// One Newton step from the approximate reciprocal, as NVIDIA's assembler makes `rcp.rn.f32` for normal numbers.
     #[inline(always)]
     fn reciprocal(self, x: f32) -> f32 {
         let approximate = approximate_reciprocal(x);
-        fused(fused(-x, approximate, 1.0), approximate, approximate)
+        fused(self.fused_negative(x, approximate, 1.0), approximate, approximate)
     }
 
     #[inline(always)]
     fn larger_magnitude(self, a: f32, x: f32) -> f32 {
-        max_nan(a, f32::from_bits(x.to_bits() & 0x7FFF_FFFF))
+        let d;
+        // SAFETY: registers only.
+        unsafe {
+            asm!("{{ .reg .f32 m; abs.f32 m, {2}; max.NaN.f32 {0}, {1}, m; }}", out(reg32) d, in(reg32) a, in(reg32) x,
+                options(pure, nomem, nostack))
+        };
+        d
     }
 
     #[inline(always)]

@@ -72,6 +72,13 @@ impl Engine {
             function.set_max_dynamic_shared(variant.shared_bytes)?;
             functions.insert(variant.kernel, function);
         }
+        if kernels.overlap() {
+            // So that a GEMM's block can start beside blocks of the kernels in front of it. (The others have most of the
+            // shared memory anyway, and `combine`, which comes last, is slower with less cache.)
+            for kernel in ["route_single", "quantize_tiles"] {
+                functions[kernel].prefer_shared_memory()?;
+            }
+        }
         Ok(Self { inner: Arc::new(Inner { device: device.clone(), kernels, module, functions }) })
     }
 
@@ -127,7 +134,7 @@ impl Engine {
     ) -> Result<(), DriverError> {
         let function = &self.inner.functions[launch.kernel];
         let (grid, block, shared) = (launch.grid, [launch.threads, 1, 1], launch.shared_bytes);
-        let overlaps = follows && self.kernels() == KernelFamily::Hopper;
+        let overlaps = follows && self.kernels().overlap();
         // SAFETY: the caller's contract; the schedule pairs each kernel with its own params struct.
         unsafe {
             match &launch.params {

@@ -156,6 +156,12 @@ pub trait Kernels {
     /// [`DriverError::Kernel`] if the device has less.
     fn set_max_dynamic_shared(&self, kernel: Handle, name: &'static str, bytes: u32) -> Result<(), DriverError>;
 
+    /// Asks for the most shared memory and the least L1 cache while the kernel runs.
+    ///
+    /// # Errors
+    /// [`DriverError::Kernel`] if the driver refuses.
+    fn prefer_shared_memory(&self, kernel: Handle, name: &'static str) -> Result<(), DriverError>;
+
     /// Queues one run.
     ///
     /// # Errors

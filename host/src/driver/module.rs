@@ -83,6 +83,16 @@ impl Function {
         self.module.inner.device.backend().set_max_dynamic_shared(self.kernel, self.name, bytes)
     }
 
+    /// Asks that multiprocessors that run the kernel give all they can to shared memory and the rest to the L1 cache. One that
+    /// runs a kernel must be empty before it can run another one that divides them differently.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::Kernel`] if the driver refuses.
+    pub fn prefer_shared_memory(&self) -> Result<(), DriverError> {
+        self.module.inner.device.backend().prefer_shared_memory(self.kernel, self.name)
+    }
+
     /// Queues one run of the kernel: `grid` blocks of `block` threads (x, y, z), with `shared_bytes` of
     /// dynamic shared memory a block. `params` is copied before this returns.
     ///

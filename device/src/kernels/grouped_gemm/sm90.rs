@@ -5,7 +5,7 @@
 //! or two. Two that follow each other have the halves of the same blocks of 16 columns of h. Activations are in [`slot_groups`] tiles.
 //!
 //! One block a multiprocessor: one lane copies weights, stage after stage, and says what the tiles are, one copies activations;
-//! three warpgroups multiply 64 or 128 rows each. N is what the tile needs, in steps of 16: an expert's slots are shared
+//! three warpgroups multiply 64 or 128 rows each. N is what the tile needs, in steps of 8: an expert's slots are shared
 //! evenly among its token tiles.
 //!
 //! [`slot_groups`]: crate::format::slot_groups

@@ -14,6 +14,21 @@ use super::Cuda;
 /// Room for each of the PTX compiler's two logs, in bytes. It cuts off what does not fit.
 const LOG_BYTES: usize = 16 << 10;
 
+impl Cuda {
+    fn set_attribute(
+        &self,
+        kernel: Handle,
+        name: &'static str,
+        attribute: Attribute,
+        value: i32,
+    ) -> Result<(), DriverError> {
+        let _current = self.enter()?;
+        // SAFETY: the function is alive; the driver checks the value.
+        unsafe { api::cuFuncSetAttribute(kernel.pointer(), attribute, value) }
+            .map_err(|failed| DriverError::of_kernel(name, failed))
+    }
+}
+
 impl Kernels for Cuda {
     fn load_module(&self, ptx: &str, target: &str) -> Result<Handle, DriverError> {
         let refused = |code: u32, name: &str, log: String| DriverError::ModuleLoad {
@@ -99,12 +114,13 @@ impl Kernels for Cuda {
     }
 
     fn set_max_dynamic_shared(&self, kernel: Handle, name: &'static str, bytes: u32) -> Result<(), DriverError> {
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        let _current = self.enter()?;
-        // SAFETY: the function is alive; the driver checks the value.
-        unsafe { api::cuFuncSetAttribute(kernel.pointer(), attribute, bytes) }
-            .map_err(|failed| DriverError::of_kernel(name, failed))
+        self.set_attribute(kernel, name, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)
+    }
+
+    fn prefer_shared_memory(&self, kernel: Handle, name: &'static str) -> Result<(), DriverError> {
+        // Percent of the most.
+        self.set_attribute(kernel, name, Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
     }
 
     unsafe fn launch(&self, kernel: Handle, stream: Handle, launch: &KernelLaunch<'_>) -> Result<(), DriverError> {

@@ -21,15 +21,15 @@ const STEPS: usize = MmaTile::K / FRAGMENT_K;
 /// Fragments of 8 slots that are multiplied for a tile of so many slots.
 #[inline(always)]
 fn slot_fragments(slots: u32) -> u32 {
-    slots.div_ceil(16) * 2
+    slots.div_ceil(GROUP_SLOTS as u32)
 }
 
 /// Matrix descriptor of a stage's activations (PTX ISA, "Matrix Descriptor Format"): the address, the distance from one
-/// group to the next, and the 128-byte swizzle, all in units of 16 bytes.
+/// group to the next, and the 128-byte swizzle, all in units of 16 bytes. The address has 18 bits, as all of shared memory.
 #[inline(always)]
 fn descriptor(address: u32) -> Descriptor {
     const SWIZZLE_128: u32 = 1 << 30;
-    Descriptor { low: uniform((address & 0x3_FFFF) >> 4 | 1 << 16), high: TILE_BYTES as u32 >> 4 | SWIZZLE_128 }
+    Descriptor { low: uniform((address >> 4) + (1 << 16)), high: TILE_BYTES as u32 >> 4 | SWIZZLE_128 }
 }
 
 /// What a warp multiplies: `M` row tiles and `N` fragments of 8 slots at most.
@@ -378,5 +378,5 @@ macro_rules! kernel {
         }
     };
 }
-kernel!(grouped_gemm_wgmma_n96, 0, TALL: 2 4 6 8 10, 12);
-kernel!(grouped_gemm_wgmma_n192, 1, WIDE: 2 4 6 8 10 12 14 16 18 20 22, 24);
+kernel!(grouped_gemm_wgmma_n96, 0, TALL: 1 2 3 4 5 6 7 8 9 10 11, 12);
+kernel!(grouped_gemm_wgmma_n192, 1, WIDE: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23, 24);

@@ -4,7 +4,7 @@ use super::{STAGED_BYTES, STAGED_SLOTS, STAGED_STRIDE};
 use crate::format::BLOCK;
 use crate::format::block_fma;
 use crate::format::packed::{Half, TileOrder, deinterleaved_row};
-use crate::format::slot_groups::{GROUP_SLOTS, TILE_ELEMENTS};
+use crate::format::slot_groups::{GROUP_SLOTS, SlotGroups, TILE_ELEMENTS};
 use crate::format::tile_mma::{FRAGMENT_ROWS, MmaTile};
 use crate::kernels::activation::{ActivationParams, KIND_SWIGLU, activate};
 use crate::kernels::grouped_gemm::sm80::dequantize::UNSCALE;
@@ -218,86 +218,170 @@ unsafe fn write_quantized<const M: usize, const N: usize>(
     sums: &[Fragments<N>; M],
     place: &Place,
 ) {
-    /// Fragments of 8 slots at a time.
-    const TURN: usize = STAGED_SLOTS / GROUP_SLOTS;
-    const SLOT_BYTES: u32 = STAGED_STRIDE as u32 * 4;
-    let (g, q) = (place.lane / 4, place.lane % 4);
-    // With one row tile a warp, two warps have the halves of the same blocks; this is the first or the second of them.
-    let warps = 2 / M as u32;
-    let (pair, member) = (place.warp / warps, place.warp % warps);
-    let staged = place.staged + pair * STAGED_BYTES as u32;
-    let synchronize = || if warps == 1 { sync_warp() } else { sync_some(1 + pair, 64) };
-    let (Half::Gate | Half::Up, column) =
-        deinterleaved_row(MmaTile::INTERLEAVE, (place.row - member * FRAGMENT_ROWS as u32) as usize);
+    let turns = QuantizedTurns::<M>::new(params, tile, place);
     let mut sums = *sums;
-    // For the compiler to leave out what is not needed.
-    let activation = ActivationParams { kind: KIND_SWIGLU, ..params.activation };
-    // SAFETY: what is staged is inside the planned shared memory, and only slots of the tile and columns of the matrix are
-    // touched.
+    let mut first_slot = 0;
+    // SAFETY: the caller's contract.
     unsafe {
-        let scales = &place.scales;
-        let (gate, up) = (scales.l1_input * scales.gate, scales.l1_input * scales.up);
-        let h_scale = scales.l2_input;
-        let put = staged + 2 * q * SLOT_BYTES + (g + 8 * member) * 4;
+        // Two turns where there are many: each round moves all sums.
+        if N > 2 * TURN {
+            while first_slot < tile.slots {
+                turns.write::<N, 0>(params, tile, &sums, first_slot);
+                first_slot += STAGED_SLOTS as u32;
+                if first_slot < tile.slots {
+                    turns.write::<N, TURN>(params, tile, &sums, first_slot);
+                }
+                shift::<M, N, { 2 * TURN }>(&mut sums);
+                first_slot = opaque(first_slot + STAGED_SLOTS as u32);
+            }
+        } else {
+            while first_slot < tile.slots {
+                turns.write::<N, 0>(params, tile, &sums, first_slot);
+                shift::<M, N, TURN>(&mut sums);
+                first_slot = opaque(first_slot + STAGED_SLOTS as u32);
+            }
+        }
+    }
+}
+
+/// Fragments of 8 slots that are quantized at a time.
+const TURN: usize = STAGED_SLOTS / GROUP_SLOTS;
+
+/// What is the same for all turns of a tile.
+struct QuantizedTurns<const M: usize> {
+    /// For the compiler to leave out what is not needed.
+    activation: ActivationParams,
+    gate: f32,
+    up: f32,
+    h_scale: f32,
+    /// The barrier of the warps that have the same blocks.
+    barrier: u32,
+    /// Where the lane stages its elements, and from where it takes half a block.
+    put: u32,
+    take: u32,
+    /// First column of the block, and of the lane's half; the lane's slot of a turn, and where its half block belongs.
+    column: usize,
+    half_column: usize,
+    slot: u32,
+    groups: SlotGroups,
+    first_group: usize,
+    stride: usize,
+    output: *mut u16,
+    /// [`output_of`](Self::output_of) the block.
+    block: *mut u16,
+}
+
+impl<const M: usize> QuantizedTurns<M> {
+    /// Bytes of a staged slot.
+    const SLOT_BYTES: u32 = STAGED_STRIDE as u32 * 4;
+    /// With one row tile a warp, two warps have the halves of the same blocks.
+    const WARPS: u32 = 2 / M as u32;
+
+    #[inline(always)]
+    fn new(params: &GroupedGemmParams, tile: &Tile, place: &Place) -> Self {
+        let (g, q) = (place.lane / 4, place.lane % 4);
+        let (pair, member) = (place.warp / Self::WARPS, place.warp % Self::WARPS);
+        let staged = place.staged + pair * STAGED_BYTES as u32;
+        let (Half::Gate | Half::Up, column) =
+            deinterleaved_row(MmaTile::INTERLEAVE, (place.row - member * FRAGMENT_ROWS as u32) as usize);
         let half = place.lane % 2;
-        let columns = params.columns as usize;
-        let stride = columns.next_multiple_of(MmaTile::K);
+        let slot = member * 16 + place.lane / 2;
         let (groups, first_group) = tile.slot_groups();
-        let mut first_slot = 0;
-        while first_slot < tile.slots {
+        let turns = Self {
+            activation: ActivationParams { kind: KIND_SWIGLU, ..params.activation },
+            gate: place.scales.l1_input * place.scales.gate,
+            up: place.scales.l1_input * place.scales.up,
+            h_scale: place.scales.l2_input,
+            barrier: 1 + pair,
+            put: staged + 2 * q * Self::SLOT_BYTES + (g + 8 * member) * 4,
+            take: staged + slot * Self::SLOT_BYTES + half * 32,
+            column,
+            half_column: 8 * half as usize,
+            slot,
+            groups,
+            first_group,
+            stride: (params.columns as usize).next_multiple_of(MmaTile::K),
+            output: params.output as *mut u16,
+            block: core::ptr::null_mut(),
+        };
+        Self { block: turns.output_of(column), ..turns }
+    }
+
+    /// Where the lane's half of the block at this column belongs, in the first turn. A turn has whole groups, so a lane's slots
+    /// have the same place in theirs.
+    #[inline(always)]
+    fn output_of(&self, column: usize) -> *mut u16 {
+        let slot = self.slot as usize;
+        let place = self.groups.place(self.stride / MmaTile::K, slot % GROUP_SLOTS, column + self.half_column);
+        self.output.wrapping_add(place + (self.first_group + slot / GROUP_SLOTS) * TILE_ELEMENTS)
+    }
+
+    #[inline(always)]
+    fn synchronize(&self) {
+        if Self::WARPS == 1 { sync_warp() } else { sync_some(self.barrier, 64) }
+    }
+
+    /// The turn of the fragments from `FIRST` on, which have these slots of the tile.
+    #[inline(always)]
+    unsafe fn write<const N: usize, const FIRST: usize>(
+        &self,
+        params: &GroupedGemmParams,
+        tile: &Tile,
+        sums: &[Fragments<N>; M],
+        first_slot: u32,
+    ) {
+        // SAFETY: what is staged is inside the planned shared memory, and only slots of the tile and columns of the matrix are
+        // touched.
+        unsafe {
             let mut turn = 0;
             while turn < TURN {
                 let mut j = 0;
                 while j < 2 {
                     let mut m = 0;
                     while m < M {
-                        let fragment = sums[m][turn % N];
-                        let (gate, up) = (fragment[j] * UNSCALE * gate, fragment[j + 2] * UNSCALE * up);
-                        let at = (turn * 8 + j) as u32 * SLOT_BYTES + m as u32 * 32;
-                        shared::store_u32(put + at, activate(&activation, gate, up, Gpu).to_bits());
+                        let fragment = sums[m][(FIRST + turn) % N];
+                        let (gate, up) = (fragment[j] * UNSCALE * self.gate, fragment[j + 2] * UNSCALE * self.up);
+                        let at = (turn * 8 + j) as u32 * Self::SLOT_BYTES + m as u32 * 32;
+                        shared::store_u32(self.put + at, activate(&self.activation, gate, up, Gpu).to_bits());
                         m += 1;
                     }
                     j += 1;
                 }
                 turn += 1;
             }
-            synchronize();
+            self.synchronize();
             let mut i = 0;
             while i < M as u32 {
-                let inner = (i + member) * 16 + place.lane / 2;
-                let at = staged + inner * SLOT_BYTES + half * 32;
+                let at = self.take + i * 16 * Self::SLOT_BYTES;
                 let (low, high) = (shared::load_v4(at), shared::load_v4(at + 16));
                 let [a, b, c, d] = low.map(f32::from_bits);
                 let [e, f, g, h] = high.map(f32::from_bits);
                 let x = [a, b, c, d, e, f, g, h];
                 let amax = block_fma::largest_magnitude(&x, Gpu).to_bits();
                 let amax = f32::from_bits(larger(amax, shuffle_xor(amax, 1)));
-                let scale = block_fma::block_scale(amax, h_scale, Gpu);
-                let values = block_fma::round(&x, amax, scale, h_scale, Gpu);
-                let inner = (first_slot + inner) as usize;
-                if inner < tile.slots as usize {
-                    let place = |column: usize| {
-                        groups.place(stride / MmaTile::K, inner % GROUP_SLOTS, column + 8 * half as usize)
-                            + (first_group + inner / GROUP_SLOTS) * TILE_ELEMENTS
-                    };
-                    let output = params.output as *mut u16;
+                let scale = block_fma::block_scale(amax, self.h_scale, Gpu);
+                let values = block_fma::round(&x, amax, scale, self.h_scale, Gpu);
+                let further = first_slot + i * 16;
+                if self.slot + further < tile.slots {
+                    let further = (further / GROUP_SLOTS as u32) as usize * TILE_ELEMENTS;
                     let pair = |i: usize| values.f16_pair(2 * i, 2 * i + 1);
-                    global::store_v4(output.add(place(column)) as *mut u32, [pair(0), pair(1), pair(2), pair(3)]);
-                    if column + BLOCK == columns {
+                    let output = self.block.add(further);
+                    global::store_v4(output as *mut u32, [pair(0), pair(1), pair(2), pair(3)]);
+                    let columns = params.columns as usize;
+                    if self.column + BLOCK == columns {
                         // Behind the last block the row's padding begins; it is multiplied too.
                         let mut column = columns;
-                        while column < stride {
-                            global::store_v4(output.add(place(column)) as *mut u32, [0; 4]);
-                            column += BLOCK;
+                        while column < self.stride {
+                            global::store_v4(self.output_of(column).add(further) as *mut u32, [0; 4]);
+                            // Unrolled, this would be most of the code.
+                            column = opaque((column + BLOCK) as u32) as usize;
                         }
                     }
                 }
                 i += 1;
             }
             // What is staged next may not overtake the reads.
-            synchronize();
-            shift::<M, N, TURN>(&mut sums);
-            first_slot = opaque(first_slot + 8 * TURN as u32);
+            self.synchronize();
         }
     }
 }
