@@ -245,8 +245,8 @@ impl<'a> Schedule<'a> {
             params: Params::Route(params),
         };
         let of_chunks = |kernel, blocks| over(kernel, blocks, route::THREADS, route::shared_bytes(self.experts()));
-        if let Some((threads, shared_bytes)) = route::single(self.entries(), self.experts()) {
-            return launch(&over("route_single", 1, threads, shared_bytes));
+        if let Some(single) = route::single(self.entries(), self.experts()) {
+            return launch(&over("route_single", single.blocks, single.threads, single.shared_bytes));
         }
         let launches = [of_chunks("route_count", chunks), of_chunks("route_scan", 1), of_chunks("route_place", chunks)];
         launches.iter().try_for_each(launch)

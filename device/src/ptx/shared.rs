@@ -91,3 +91,13 @@ pub unsafe fn load_v4(address: u32) -> [u32; 4] {
     };
     [a, b, c, d]
 }
+
+/// `red.shared.add.u32`.
+///
+/// # Safety
+/// `address` is 4-byte aligned shared memory that until the next barrier is only touched by such reductions.
+#[inline(always)]
+pub unsafe fn add_u32(address: u32, value: u32) {
+    // SAFETY: the caller's contract.
+    unsafe { asm!("red.shared.add.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) };
+}

@@ -1,8 +1,9 @@
 //! What a module must not contain: device code is inlined into its kernels and never panics. And what the compiler does
-//! not write: how many threads a block of a grouped GEMM has at most.
+//! not write: how many threads a large block has at most.
 
 use anyhow::{Result, bail};
 use nvfp4_moe_device::kernels::grouped_gemm::{Variant, sm80, sm90, sm120};
+use nvfp4_moe_device::kernels::route;
 
 /// Fails on the first function, call or trap in `ptx`, and on a module without kernels.
 ///
@@ -44,19 +45,23 @@ pub(crate) fn check(ptx: &str) -> Result<()> {
     Ok(())
 }
 
-/// The module with `.maxntid` and `.maxnreg` for each grouped GEMM, so that the driver's compiler knows how many registers a thread
-/// may have; Rust has no way to say it.
+/// The module with `.maxntid` and `.maxnreg` for each kernel of large blocks, so that the driver's compiler knows how many
+/// registers a thread may have; Rust has no way to say it.
 pub(crate) fn with_thread_bounds(ptx: &str) -> String {
-    let variants: Vec<Variant> = sm80::VARIANTS.into_iter().chain(sm90::VARIANTS).chain(sm120::VARIANTS).collect();
-    let mut bounded = String::with_capacity(ptx.len() + 64 * variants.len());
+    let variants = sm80::VARIANTS.into_iter().chain(sm90::VARIANTS).chain(sm120::VARIANTS);
+    let bounds: Vec<_> = variants
+        .map(|Variant { kernel, threads, registers, .. }| (kernel, threads, registers))
+        .chain([("route_single", route::SINGLE_THREADS, route::SINGLE_REGISTERS)])
+        .collect();
+    let mut bounded = String::with_capacity(ptx.len() + 64 * bounds.len());
     let mut bound = None;
     for line in ptx.lines() {
         if let Some((_, name)) = line.split_once(".entry ") {
             let name = name.split('(').next().unwrap_or_default();
-            bound = variants.iter().find(|variant| variant.kernel == name);
+            bound = bounds.iter().find(|(kernel, ..)| *kernel == name);
         }
         if line == "{"
-            && let Some(Variant { threads, registers, .. }) = bound.take()
+            && let Some((_, threads, registers)) = bound.take()
         {
             bounded.push_str(&format!(".maxntid {threads}, 1, 1\n.maxnreg {registers}\n"));
         }
@@ -102,10 +107,12 @@ mod tests {
     }
 
     #[test]
-    fn only_grouped_gemms_have_a_bound() {
+    fn kernels_of_large_blocks_have_a_bound() {
         assert_eq!(with_thread_bounds(KERNEL), KERNEL);
         let gemm = KERNEL.replace("amax", "grouped_gemm_stream");
         assert_eq!(with_thread_bounds(&gemm), gemm.replace(")\n{", ")\n.maxntid 512, 1, 1\n.maxnreg 128\n{"));
+        let route = KERNEL.replace("amax", "route_single");
+        assert_eq!(with_thread_bounds(&route), route.replace(")\n{", ")\n.maxntid 1024, 1, 1\n.maxnreg 64\n{"));
     }
 
     #[test]

@@ -93,8 +93,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     // The last row is copied by each of a thread's copies in turn, in a stage that ends inside of K. Without copies: each
     // number of slots around those for which other code runs.
     let without_copies = if variant.tiles {
-        let step = if few { 8 } else { 16 };
-        (1..=slots / step).flat_map(|n| [step * n - 1, step * n]).collect()
+        (1..=slots / GROUP_SLOTS).flat_map(|n| [GROUP_SLOTS * n - 1, GROUP_SLOTS * n]).collect()
     } else {
         vec![1, 8, 9, 16, 17, 23, 24]
     };
@@ -112,6 +111,7 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         request(Epilogue::Ungated, Activation::Relu2, 48, 32, &[1], true),
         request(Epilogue::Gated, SWIGLU, 80, 64, &[12, 20, 3], false),
         request(Epilogue::Gated, limited, 208, 64, &[slots - 7, 33], false),
+        request(Epilogue::Gated, SWIGLU, 48, 64, &[slots, slots / 2 + 1], false),
         request(Epilogue::Ungated, Activation::Relu2, 80, 64, &[3, 12, 20], false),
     ];
     let quantized = quantized.into_iter().map(|request| Request { quantized: true, ..request });

@@ -4,7 +4,7 @@ use anyhow::Result;
 use nvfp4_moe::routing::Routing;
 use nvfp4_moe::schedule::{Launch, Params};
 use nvfp4_moe::shape::ExpertRange;
-use nvfp4_moe_device::kernels::route;
+use nvfp4_moe_device::kernels::route::{self, Single};
 use nvfp4_moe_device::params::{RouteParams, TokenCount};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -57,8 +57,13 @@ fn requests() -> Vec<Request> {
         request(6, 0, 6, 2, 1024, 1024, 8, Ids::Any),
         // More experts than a block has threads.
         request(320, 7, 300, 8, 70, 70, 8, Ids::Any),
-        // As many entries as one block can take.
+        // Blocks of `route_single` with others before and behind them, and blocks without tokens.
         request(9, 2, 5, 2, 4096, 4096, 16, Ids::Any),
+        request(90, 3, 80, 6, 1000, 700, 16, Ids::Any),
+        request(1000, 0, 1000, 2, 1500, 1500, 16, Ids::Any),
+        // As many entries as `route_single` takes, and one more.
+        request(9, 2, 5, 2, 16384, 16384, 16, Ids::Any),
+        request(9, 2, 5, 1, 32769, 32769, 16, Ids::Any),
         // Several chunks, the last with one entry; a count on the device that is too large.
         request(70, 1, 65, 3, 1366, 9999, 64, Ids::Any),
         request(3, 1, 2, 2, 1024, 1024, 128, Ids::Any),
@@ -88,8 +93,8 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
     for (index, request) in requests().iter().enumerate() {
         let ids = ids(request, &mut StdRng::seed_from_u64(index as u64));
         run(&bench, request, &ids, &["route_count", "route_scan", "route_place"], None)?;
-        if let Some(block) = route::single(ids.len() as u32, request.range.count as u32) {
-            run(&bench, request, &ids, &["route_single"], Some(block))?;
+        if let Some(single) = route::single(ids.len() as u32, request.range.count as u32) {
+            run(&bench, request, &ids, &["route_single"], Some(single))?;
         }
     }
     Ok(())
@@ -101,7 +106,7 @@ fn run(
     request: &Request,
     ids: &[i32],
     kernels: &[&'static str],
-    block: Option<(u32, u32)>,
+    single: Option<Single>,
 ) -> Result<()> {
     let Request { range, topk, bound, tokens, token_tile, .. } = *request;
     let entries = tokens.min(bound) * topk;
@@ -135,12 +140,17 @@ fn run(
         token_tile,
         unread: u32::from(tokens.is_multiple_of(2)),
     };
-    let (threads, shared_bytes) = block.unwrap_or((route::THREADS, route::shared_bytes(range.count as u32)));
+    let of_chunks = Single {
+        blocks: chunks as u32,
+        threads: route::THREADS,
+        shared_bytes: route::shared_bytes(range.count as u32),
+    };
+    let Single { blocks, threads, shared_bytes } = single.unwrap_or(of_chunks);
     let launches: Vec<_> = kernels
         .iter()
         .map(|&kernel| Launch {
             kernel,
-            grid: [if ["route_single", "route_scan"].contains(&kernel) { 1 } else { chunks as u32 }, 1, 1],
+            grid: [if kernel == "route_scan" { 1 } else { blocks }, 1, 1],
             threads,
             shared_bytes,
             params: Params::Route(params),
