@@ -55,6 +55,8 @@ pub struct RouteParams {
     pub entry_slot: u64,
     /// `[2]` u32, set to 0: the magnitudes that `amax` gathers.
     pub amax_bits: u64,
+    /// `[2]` u32, set to 0: see [`GroupedGemmParams::claims`].
+    pub claims: u64,
     /// Experts a token.
     pub topk: u32,
     /// Global id of the first local expert.
@@ -221,6 +223,8 @@ pub struct GroupedGemmParams {
     /// `[T, topk]` i32, global expert ids, where the kernel is to find first slots and token tiles of the experts itself, or 0:
     /// the routing is there when it starts.
     pub topk_ids: u64,
+    /// u32: how many blocks have claimed the last part of their work; 0 when the kernel starts.
+    pub claims: u64,
 }
 
 /// `combine`: the weighted sum of a token's slots.

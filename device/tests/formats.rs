@@ -157,3 +157,22 @@ fn clamp_bounds_gate_above_only_and_up_on_both_sides() {
         activate(&clamped, f32::NAN, 1.0, Processor).is_nan() && activate(&clamped, 1.0, f32::NAN, Processor).is_nan()
     );
 }
+
+/// Each unit belongs to one block, the first claims are the largest, and none is more than a turn.
+#[test]
+fn claims_share_the_last_units() {
+    use nvfp4_moe_device::kernels::grouped_gemm::sm90::LastShares;
+    assert_eq!(LastShares::of(16 * 132, 132, 16), None);
+    for (blocks, most) in [(1, 16), (2, 11), (132, 16), (114, 11), (960, 16)] {
+        for units in (most * blocks + 1..most * blocks * 6).step_by(7) {
+            let last = LastShares::of(units, blocks, most).expect("several turns");
+            let claims: Vec<u32> = (0..blocks).map(|number| last.end_of(number + 1) - last.end_of(number)).collect();
+            assert_eq!((last.end_of(0), last.end_of(blocks)), (last.first, units));
+            assert!(claims.iter().all(|&claim| 0 < claim && claim <= most), "{claims:?}");
+            assert!(claims.windows(2).all(|pair| pair[1] <= pair[0] + 1), "{claims:?}");
+            // No more turns than without claims.
+            let (each, own) = (units.div_ceil(blocks), last.first.div_ceil(blocks));
+            assert!(own.div_ceil(most) < each.div_ceil(most), "{units} units of {blocks} blocks: {own} of {each}");
+        }
+    }
+}

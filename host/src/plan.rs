@@ -86,6 +86,8 @@ pub enum Region {
     EntrySlot,
     /// u32 `[2]`: largest magnitudes, of hidden and of h.
     Amax,
+    /// u32 `[2]`: blocks of each GEMM that have claimed the last part of their work.
+    Claims,
     /// f32 `[rows]`: decode scale of each activation row.
     RowScales,
     /// Quantized activations, rows of padded k. Portable: f16, of the GEMM at hand. FP4: codes, of the first GEMM.
@@ -112,7 +114,7 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
-const REGIONS: usize = 12;
+const REGIONS: usize = 13;
 
 /// Everything about running one layer on one device, to the byte.
 #[derive(Clone, Debug, PartialEq)]
@@ -353,6 +355,7 @@ fn region_bytes(
         (Region::SlotToken, slots * 4),
         (Region::EntrySlot, slots * 4),
         (Region::Amax, 2 * 4),
+        (Region::Claims, 2 * 4),
         (Region::RowScales, l1_rows.max(slots) * 4),
         (Region::Activations, activations[0]),
         (Region::BlockScales, activations[1]),

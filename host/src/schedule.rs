@@ -230,6 +230,7 @@ impl<'a> Schedule<'a> {
             slot_token: self.at(Region::SlotToken),
             entry_slot: self.at(Region::EntrySlot),
             amax_bits: self.at(Region::Amax),
+            claims: self.at(Region::Claims),
             topk: spec.shape.topk as u32,
             first_expert: spec.experts.first as u32,
             experts: self.experts(),
@@ -372,6 +373,7 @@ impl<'a> Schedule<'a> {
             padding: 0,
             tokens: self.tokens(),
             topk_ids: if !second && self.first_routes_itself() { self.call.topk_ids } else { 0 },
+            claims: self.at(Region::Claims) + if second { 4 } else { 0 },
         };
         let variant = self.variant;
         // No more tiles than this exist: an expert with slots has at least one, and each slot is in one.

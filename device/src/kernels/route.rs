@@ -288,6 +288,7 @@ mod device {
             let writes = block_idx_x() == 0;
             if writes && thread < 2 {
                 *(params.amax_bits as *mut u32).add(thread as usize) = 0;
+                *(params.claims as *mut u32).add(thread as usize) = 0;
             }
             let mut carry = [0; 2];
             let mut first = 0;

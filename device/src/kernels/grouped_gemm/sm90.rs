@@ -109,8 +109,8 @@ const FEW_SLOT_FRAGMENTS: usize = 3;
 const FEW_PARTS: usize = 2;
 /// Bytes of a stage's activations; weights follow.
 const FEW_ACTIVATION_BYTES: usize = FEW_PARTS * FEW_SLOT_FRAGMENTS * TILE_BYTES;
-/// Bytes of the barrier in front of the routing.
-const OFFSETS_BARRIER_BYTES: usize = 16;
+/// Bytes of the barriers in front of the routing and of the block's claim, and of the claim.
+const OFFSETS_BARRIER_BYTES: usize = 32;
 /// Bytes of an expert's first slot and first token tile.
 const OFFSETS_BYTES: usize = 8;
 /// Bytes of what is said of one turn.
@@ -267,5 +267,7 @@ mod epilogue;
 mod few;
 #[cfg(nvfp4_arch = "sm90")]
 mod job;
+mod last_shares;
+pub use last_shares::LastShares;
 #[cfg(nvfp4_arch = "sm90")]
 mod offsets;

@@ -252,6 +252,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, routes: bool, rng: 
     let output_places = Places { k: columns, ..places };
     let output_bytes = if request.quantized { output_places.len(slots) * 2 } else { slots * columns * 4 };
     let output = bench.room(output_bytes)?;
+    let claims = bench.upload(&[0u32])?;
     let params = GroupedGemmParams {
         weights: weights.address(),
         expert_bytes: layout.bytes() as u64,
@@ -278,6 +279,7 @@ fn run(bench: &Bench<'_>, variant: usize, request: &Request, routes: bool, rng: 
         // The bound is larger than what there is.
         tokens: TokenCount { device: there_tokens.address(), bound: tokens as u32 + 2, padding: 0 },
         topk_ids: if routes { ids.address() } else { 0 },
+        claims: claims.address(),
     };
     // SAFETY: the buffers have the documented sizes.
     unsafe { bench.grouped_gemm(variant, params)? };

@@ -2,7 +2,8 @@
 //!
 //! A unit is two row tiles (those that have the halves of the same blocks of h) of one token tile: of one warp, or of two. A block
 //! has an equal share of all units and takes as many at a time as it has warps for, or as share it most evenly; they may be of
-//! two token tiles.
+//! two token tiles. Where that are several turns, the last one is claimed by whoever comes first ([`LastShares`]): memory does
+//! not serve all multiprocessors alike.
 
 #![allow(unreachable_pub, reason = "kernels are exported by name")]
 
@@ -20,7 +21,7 @@ use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::{reduce_add, uniform};
 use crate::ptx::wgmma::Fragments;
-use crate::ptx::{grid, mbarrier, shared};
+use crate::ptx::{atomic, grid, mbarrier, shared};
 
 const SLOTS: u32 = (FEW_SLOT_FRAGMENTS * GROUP_SLOTS) as u32;
 /// Token tiles of which units are multiplied at once, at most.
@@ -46,6 +47,8 @@ struct Turns {
     pairs: u32,
     unit: u32,
     end: u32,
+    /// What is still to be claimed.
+    last: Option<LastShares>,
     /// Units of a turn, at most.
     most: u32,
     /// Units of as many warps as a multiprocessor has schedulers.
@@ -58,11 +61,28 @@ impl Turns {
     unsafe fn new(params: &GroupedGemmParams, offsets: Offsets, shape: &FewShape) -> Self {
         let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
         // SAFETY: there is a number of token tiles behind the experts' first ones.
-        let (whole, rest) = unsafe { div_rem(offsets.of(params.experts)[1] * pairs, grid_dim_x()) };
+        let units = unsafe { offsets.of(params.experts)[1] * pairs };
+        let (blocks, block) = (grid_dim_x(), block_idx_x());
+        let last = LastShares::of(units, blocks, shape.units());
         // SAFETY: there is a block.
-        let share = |block: u32| unsafe { whole * block + div_rem(rest * block, grid_dim_x()).0 };
-        let [unit, end] = [0, 1].map(|i| share(block_idx_x() + i));
-        Self { offsets, pairs, unit, end, most: shape.units(), even: shape.even() }
+        let (whole, rest) = unsafe { div_rem(if let Some(last) = last { last.first } else { units }, blocks) };
+        // SAFETY: there is a block.
+        let share = |block: u32| unsafe { whole * block + div_rem(rest * block, blocks).0 };
+        let [unit, end] = [0, 1].map(|i| share(block + i));
+        Self { offsets, pairs, unit, end, last, most: shape.units(), even: shape.even() }
+    }
+
+    /// Whether there is another turn; `claim` is asked behind the block's own share, how many blocks were there before this
+    /// one.
+    #[inline(always)]
+    fn more(&mut self, claim: impl FnOnce() -> u32) -> bool {
+        if self.unit == self.end
+            && let Some(last) = self.last.take()
+        {
+            let number = claim();
+            [self.unit, self.end] = [0, 1].map(|i| last.end_of(number + i));
+        }
+        self.unit < self.end
     }
 
     /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
@@ -160,6 +180,18 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         shared::dynamic() + Self::SHAPE.offsets_at() as u32
     }
 
+    /// The barrier behind which the number of the block's claim can be read, and the number.
+    #[inline(always)]
+    fn claim_barrier() -> u32 {
+        Self::offsets_barrier() + 8
+    }
+
+    /// See [`claim_barrier`](Self::claim_barrier).
+    #[inline(always)]
+    fn claim_place() -> u32 {
+        Self::claim_barrier() + 8
+    }
+
     /// The routing, for the warps that copy.
     #[inline(always)]
     fn offsets() -> Offsets {
@@ -181,7 +213,18 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
             Self::offsets().fill(params, lane, SLOTS);
             mbarrier::arrive(Self::offsets_barrier());
             let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
-            while turns.unit < turns.end {
+            let claim = || {
+                // The routing made it 0.
+                grid::wait();
+                let mut number = 0;
+                if lane == 0 {
+                    number = atomic::add_u32(params.claims as *mut u32, 1);
+                    shared::store_u32(Self::claim_place(), number);
+                    mbarrier::arrive(Self::claim_barrier());
+                }
+                uniform(number)
+            };
+            while turns.more(claim) {
                 let (Part { tile, count, units_before }, counts) = turns.next(params, lane, part);
                 let scales = *(params.expert_scales as *const ExpertScales).add(tile.expert as usize);
                 let job = Job { tile, scales };
@@ -232,7 +275,11 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         unsafe {
             mbarrier::wait(Self::offsets_barrier(), 0);
             let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
-            while turns.unit < turns.end {
+            let claim = || {
+                mbarrier::wait(Self::claim_barrier(), 0);
+                shared::load_u32(Self::claim_place())
+            };
+            while turns.more(claim) {
                 let (Part { tile, count, .. }, _) = turns.next(params, lane, part);
                 // Only the groups that the fragments need.
                 let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
@@ -316,6 +363,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         unsafe {
             if thread == 0 {
                 mbarrier::init(Self::offsets_barrier(), 32);
+                mbarrier::init(Self::claim_barrier(), 1);
                 let filled = PARTS * (WEIGHT_COPIES + 1);
                 ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, filled, Self::WARPS * 32);
             }
