@@ -63,7 +63,7 @@ impl Turns {
         // SAFETY: there is a number of token tiles behind the experts' first ones.
         let units = unsafe { offsets.of(params.experts)[1] * pairs };
         let (blocks, block) = (grid_dim_x(), block_idx_x());
-        let last = LastShares::of(units, blocks, shape.units());
+        let last = LastShares::of(units, blocks, params.k_tiles, [shape.units(), shape.even()]);
         // SAFETY: there is a block.
         let (whole, rest) = unsafe { div_rem(if let Some(last) = last { last.first } else { units }, blocks) };
         // SAFETY: there is a block.

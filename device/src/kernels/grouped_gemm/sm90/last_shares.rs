@@ -11,25 +11,34 @@ pub struct LastShares {
     steepness: u32,
 }
 
-/// Largest [`steepness`](LastShares::steepness): from 21 to 11 sixteenths. On an H200 the multiprocessors differ by up to 9% in
-/// the time for an equal share, of which this is about a fifth.
-const STEEPEST: u32 = 5;
+/// Largest [`steepness`](LastShares::steepness): from 25 to 7 sixteenths of the average claim, which is then 10 of 70 units. On an
+/// H200 multiprocessors differ by 9% in the time for an equal share of those.
+const STEEPEST: u32 = 9;
+
+/// Least K, in tiles, for which there are claims: one takes two microseconds, which shorter turns do not win back.
+const LEAST_K_TILES: u32 = 40;
 
 impl LastShares {
-    /// Of so many units, where blocks take `most` at a time; none where a block has but one turn.
+    /// Of so many units, where blocks take `most` at a time, best a multiple of `even`; none where a block has but one turn, or
+    /// short ones.
     #[inline(always)]
-    pub const fn of(units: u32, blocks: u32, most: u32) -> Option<Self> {
-        let each = units.div_ceil(if blocks == 0 { 1 } else { blocks });
-        if each <= most {
+    pub const fn of(units: u32, blocks: u32, k_tiles: u32, [most, even]: [u32; 2]) -> Option<Self> {
+        let blocks = if blocks == 0 { 1 } else { blocks };
+        let each = units / blocks;
+        if each < most || k_tiles < LEAST_K_TILES {
             return None;
         }
         // As many turns as without claims. The largest claim is one turn, too.
-        let (usual, least) = (most * 3 / 4, each - (each - 1) / most * most);
-        let average = if least < usual { usual } else { least };
-        let steepness = 16 * (most - average) / average;
+        let turns = units.div_ceil(most).div_ceil(blocks);
+        let (own, most_own) = ((each - most * 5 / 8) / even * even, most * (turns - 1));
+        let own = if own < most_own { own } else { most_own };
+        let left = units - own * blocks;
+        if left == 0 {
+            return None;
+        }
+        let steepness = (16 * most * blocks - 16 * left) / left;
         let steepness = if steepness < STEEPEST { steepness } else { STEEPEST };
-        let left = average * blocks;
-        Some(Self { first: units - left, left, blocks, steepness })
+        Some(Self { first: own * blocks, left, blocks, steepness })
     }
 
     /// Where the units of claim `number` begin, and those of the one before it end.
