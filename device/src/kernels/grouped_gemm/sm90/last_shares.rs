@@ -23,9 +23,13 @@ impl LastShares {
     /// short ones.
     #[inline(always)]
     pub const fn of(units: u32, blocks: u32, k_tiles: u32, [most, even]: [u32; 2]) -> Option<Self> {
+        // First, as nothing is copied before this is known.
+        if k_tiles < LEAST_K_TILES {
+            return None;
+        }
         let blocks = if blocks == 0 { 1 } else { blocks };
         let each = units / blocks;
-        if each < most || k_tiles < LEAST_K_TILES {
+        if each < most {
             return None;
         }
         // As many turns as without claims. The largest claim is one turn, too.
