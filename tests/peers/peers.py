@@ -13,6 +13,7 @@ import argparse
 import importlib.metadata
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -338,8 +339,8 @@ def version_of(package):
         return None
 
 
-def measure_all(shapes, gpu):
-    """Everything, as PEERS.json has it."""
+def measure_all(shapes, gpu, keep):
+    """Everything, as PEERS.json has it; `keep` gets what there is after each shape, as this takes minutes."""
     try:
         import torch
     except ImportError as error:
@@ -360,18 +361,28 @@ def measure_all(shapes, gpu):
         if version is None:
             say(f"{peer.name} was left out: {peer.package} is not installed")
             continue
-        rows = []
+        of_peer = {"name": peer.name, "version": f"{peer.package} {version}", "rows": []}
         for shape in shapes:
             try:
-                rows += measure(torch, peer, shape, l2_bytes)
+                of_peer["rows"] += measure(torch, peer, shape, l2_bytes)
             except Exception as error:
                 say(f"{peer.name} was left out for {shape['shape']}: {error!r}")
             torch.cuda.empty_cache()
-        if rows:
-            found["peers"].append({"name": peer.name, "version": f"{peer.package} {version}", "rows": rows})
+            if of_peer["rows"]:
+                keep(found | {"peers": found["peers"] + [of_peer]})
+        if of_peer["rows"]:
+            found["peers"].append(of_peer)
     if found["matmul_tflop_per_s"] is None and not found["peers"]:
         raise Unusable("nothing could be measured; the lines above say why")
     return found
+
+
+def write(found, path):
+    """The whole file or, if that fails, what was there before."""
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        json.dump(found, file, indent=2)
+        file.write("\n")
+    os.replace(path + ".part", path)
 
 
 def say(sentence):
@@ -384,10 +395,7 @@ def main():
     parser.add_argument("--out", default="peers.json", metavar="PEERS.json", help="the file to write")
     arguments = parser.parse_args()
     try:
-        found = measure_all(*read_bench(arguments.bench))
-        with open(arguments.out, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=2)
-            file.write("\n")
+        write(measure_all(*read_bench(arguments.bench), lambda found: write(found, arguments.out)), arguments.out)
     except Unusable as error:
         sys.exit(f"error: {error}")
     except OSError as error:
