@@ -47,6 +47,11 @@ pub(super) fn checks() -> Vec<Check> {
         st.global.v2.b32 [%yours], {%r2, %r3};"
         .replace("[%s], 0; bar", "[%s], 0; @!%p1 st.shared.u32 [%s+4], 0; bar");
     checks.push(exact("atom.shared.add.u32 of 128 threads", 80, 128, &body, vec![0], vec![8128 | 127 << 32; 128]));
+    // Of four sums, each of every fourth index.
+    let body = "setp.ge.u32 %p1, %t, 4; and.b32 %r1, %t, 3; mad.lo.u32 %r1, %r1, 4, %s; @!%p1 st.shared.u32 [%r1], 0; bar.sync 0; \
+        red.shared.add.u32 [%r1], %t; bar.sync 0; ld.shared.u32 %r2, [%r1]; st.global.v2.b32 [%yours], {%r2, %t};";
+    let sums = (0..128).map(|t| (1984 + 32 * (t % 4)) | t << 32).collect();
+    checks.push(exact("red.shared.add.u32 of 128 threads", 80, 128, body, vec![0], sums));
     checks.extend(calls());
     checks
 }
