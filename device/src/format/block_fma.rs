@@ -1,4 +1,4 @@
-//! The quantizer of [`block`](super::block) in few instructions, with fused multiply-add: the same bits.
+//! The quantizer of [`block`] in few instructions, with fused multiply-add: the same bits.
 //!
 //! # Division
 //!

@@ -45,7 +45,7 @@ const fn encode(high: u32, register: u32) -> u32 {
 
 /// The stored form of a word of 8 codes (nibble r of each half: register r). Each of its bytes has two codes: that of register 0
 /// (high byte of a half) or 1 (low byte) decoded, and where a decoded byte has no bits that of register 2 or 3, whose bits are
-/// exclusive ors with those that meet them in [`second_codes`].
+/// exclusive ors with those that meet them in `second_codes`.
 #[inline(always)]
 pub const fn spread(nibbles: u32) -> u32 {
     let second = (decode(nibbles, 2) << 8) | decode(nibbles, 3);
