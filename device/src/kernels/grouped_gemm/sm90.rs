@@ -271,3 +271,5 @@ mod last_shares;
 pub use last_shares::LastShares;
 #[cfg(nvfp4_arch = "sm90")]
 mod offsets;
+#[cfg(nvfp4_arch = "sm90")]
+mod turns;

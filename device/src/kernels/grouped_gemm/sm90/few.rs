@@ -10,133 +10,24 @@
 use super::epilogue::{Place, write_sums};
 use super::job::Job;
 use super::offsets::Offsets;
+use super::turns::{PARTS, Part, SLOTS, Turns};
 use super::*;
 use crate::format::tile_mma::FRAGMENT_K;
-use crate::kernels::device_rows::div_rem;
 use crate::kernels::grouped_gemm::sm80::dequantize::Weights;
-use crate::kernels::grouped_gemm::tile::{Run, Tile};
+use crate::kernels::grouped_gemm::tile::Run;
 use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
-use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
-use crate::ptx::warp::{reduce_add, uniform};
+use crate::ptx::thread::{anew, sync_threads, thread_idx_x};
+use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Fragments;
 use crate::ptx::{atomic, grid, mbarrier, shared};
 
-const SLOTS: u32 = (FEW_SLOT_FRAGMENTS * GROUP_SLOTS) as u32;
-/// Token tiles of which units are multiplied at once, at most.
-const PARTS: u32 = FEW_PARTS as u32;
 /// Bytes of a part's activations in a stage.
 const PART_BYTES: u32 = (FEW_SLOT_FRAGMENTS * TILE_BYTES) as u32;
 
 /// What a warp multiplies.
 type Sums<const M: usize> = [Fragments<FEW_SLOT_FRAGMENTS>; M];
-
-/// Row tiles of one token tile in one turn.
-struct Part {
-    tile: Tile,
-    /// Row tiles; 0: the part is none.
-    count: u32,
-    /// How many units of the turn are in front of its own.
-    units_before: u32,
-}
-
-/// Units of a block's share, turn after turn.
-struct Turns {
-    offsets: Offsets,
-    pairs: u32,
-    unit: u32,
-    end: u32,
-    /// What is still to be claimed.
-    last: Option<LastShares>,
-    /// Units of a turn, at most.
-    most: u32,
-    /// Units of as many warps as a multiprocessor has schedulers.
-    even: u32,
-}
-
-impl Turns {
-    /// The share of this block.
-    #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams, offsets: Offsets, shape: &FewShape) -> Self {
-        let pairs = params.row_tiles.div_ceil(ROW_FRAGMENTS as u32);
-        // SAFETY: there is a number of token tiles behind the experts' first ones.
-        let units = unsafe { offsets.of(params.experts)[1] * pairs };
-        let (blocks, block) = (grid_dim_x(), block_idx_x());
-        let last = LastShares::of(units, blocks, params.k_tiles, [shape.units(), shape.even()]);
-        // SAFETY: there is a block.
-        let (whole, rest) = unsafe { div_rem(if let Some(last) = last { last.first } else { units }, blocks) };
-        // SAFETY: there is a block.
-        let share = |block: u32| unsafe { whole * block + div_rem(rest * block, blocks).0 };
-        let [unit, end] = [0, 1].map(|i| share(block + i));
-        Self { offsets, pairs, unit, end, last, most: shape.units(), even: shape.even() }
-    }
-
-    /// Whether there is another turn; `claim` is asked behind the block's own share, how many blocks were there before this
-    /// one.
-    #[inline(always)]
-    fn more(&mut self, claim: impl FnOnce() -> u32) -> bool {
-        if self.unit == self.end
-            && let Some(last) = self.last.take()
-        {
-            let number = claim();
-            [self.unit, self.end] = [0, 1].map(|i| last.end_of(number + i));
-        }
-        self.unit < self.end
-    }
-
-    /// Part `part` of the next turn, and how many row tiles each part has. There is one; all lanes of the warp ask, of which the
-    /// first ask for part 0.
-    #[inline(always)]
-    unsafe fn next(&mut self, params: &GroupedGemmParams, lane: u32, part: u32) -> (Part, [u32; PARTS as usize]) {
-        // SAFETY: every unit exists.
-        unsafe {
-            // As many turns as full ones would be, of about as many units each: of as many as keep all schedulers busy, since
-            // a turn takes as long as the one that has most warps.
-            let left = self.end - self.unit;
-            let turns = left.div_ceil(self.most);
-            let most = div_rem(left.div_ceil(self.even) + turns - 1, turns).0 * self.even;
-            let most = most.min(self.most).min(left);
-            let (token_tile, pair) = div_rem(self.unit, self.pairs);
-            let first_part = most.min(self.pairs - pair);
-            let second_part = (most - first_part).min(self.pairs);
-            self.unit += first_part + second_part;
-            let row_tiles = |pair: u32, count: u32| (2 * (pair + count)).min(params.row_tiles) - 2 * pair;
-            let counts = [row_tiles(pair, first_part), row_tiles(0, second_part)];
-            let (first, units_before, count) =
-                if part == 0 { (2 * pair, 0, counts[0]) } else { (0, first_part, counts[1]) };
-            // Of a part that is none, the tile is the first one's.
-            let token_tile = if count > 0 { token_tile + part } else { token_tile };
-            let expert = self.find_expert(params.experts, token_tile, lane);
-            let [[first_slot, first_tile], [end_slot, end_tile]] = [0, 1].map(|i| self.offsets.of(expert + i));
-            let (row, of_tiles) = (first * FRAGMENT_ROWS as u32, [token_tile - first_tile, end_tile - first_tile]);
-            let tile = Tile::of_expert::<true>(params, expert, row, of_tiles, [first_slot, end_slot], SLOTS);
-            (Part { tile, count, units_before }, counts)
-        }
-    }
-
-    /// The expert whose range of token tiles holds `token_tile`, which is the first lane's or the one behind it. All lanes of the
-    /// warp take part: each looks at some of the experts.
-    #[inline(always)]
-    unsafe fn find_expert(&self, experts: u32, token_tile: u32, lane: u32) -> u32 {
-        let first = uniform(token_tile);
-        // Experts in front of the one that has the first token tile, and of the one that has the next.
-        let mut before = [0; PARTS as usize];
-        let mut expert = lane;
-        while expert < experts {
-            // SAFETY: there is an offset behind the last expert's.
-            let [_, end] = unsafe { self.offsets.of(expert + 1) };
-            let mut i = 0;
-            while i < before.len() {
-                before[i] += (end <= first + i as u32) as u32;
-                i += 1;
-            }
-            expert += 32;
-        }
-        let [of_first, of_next] = before.map(reduce_add);
-        if token_tile == first { of_first } else { of_next }
-    }
-}
 
 /// Lanes that copy a part's weights: of one group of row tiles each.
 const WEIGHT_COPIES: u32 = 2;
@@ -201,7 +92,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
     /// Copies the weights of a block's share, stage after stage, and says what is multiplied. Nothing that the kernel before
     /// this one makes is read.
     #[inline(always)]
-    unsafe fn copy_weights(params: &GroupedGemmParams, lane: u32) {
+    unsafe fn copy_weights<const CLAIMS: bool>(params: &GroupedGemmParams, lane: u32) {
         let (part, second) = (lane / WEIGHT_COPIES, lane % WEIGHT_COPIES != 0);
         let copies = part < PARTS;
         // Lanes that copy nothing ask for nothing of their own.
@@ -212,7 +103,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
         unsafe {
             Self::offsets().fill(params, lane, SLOTS);
             mbarrier::arrive(Self::offsets_barrier());
-            let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
+            let mut turns = Turns::<CLAIMS>::new(params, Self::offsets(), &Self::SHAPE);
             let claim = || {
                 // The routing made it 0.
                 grid::wait();
@@ -267,14 +158,14 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
 
     /// Copies the activations of a block's share, stage after stage; a lane those of a part.
     #[inline(always)]
-    unsafe fn copy_activations(params: &GroupedGemmParams, lane: u32) {
+    unsafe fn copy_activations<const CLAIMS: bool>(params: &GroupedGemmParams, lane: u32) {
         let copies = lane < PARTS;
         let part = if copies { lane } else { 0 };
         let mut cursor = ring::Cursor::<STAGES, STAGE_BYTES>::new(shared::dynamic());
         // SAFETY: as above.
         unsafe {
             mbarrier::wait(Self::offsets_barrier(), 0);
-            let mut turns = Turns::new(params, Self::offsets(), &Self::SHAPE);
+            let mut turns = Turns::<CLAIMS>::new(params, Self::offsets(), &Self::SHAPE);
             let claim = || {
                 mbarrier::wait(Self::claim_barrier(), 0);
                 shared::load_u32(Self::claim_place())
@@ -302,6 +193,19 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
             if copies {
                 mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
                 mbarrier::arrive(cursor.full());
+            }
+        }
+    }
+
+    /// What the warps behind those that multiply do.
+    #[inline(always)]
+    unsafe fn copy<const CLAIMS: bool>(params: &GroupedGemmParams, warp: u32, lane: u32) {
+        // SAFETY: see the functions called.
+        unsafe {
+            if warp == Self::WARPS {
+                Self::copy_weights::<CLAIMS>(params, lane);
+            } else {
+                Self::copy_activations::<CLAIMS>(params, lane);
             }
         }
     }
@@ -369,13 +273,14 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
             }
             sync_threads();
             // The copying warps begin before what the last kernel makes is there: the routing is (`grid::follow_closely`).
-            if warp == Self::WARPS {
-                Self::copy_weights(params, lane);
-            } else if warp > Self::WARPS {
-                Self::copy_activations(params, lane);
-            } else {
+            if warp < Self::WARPS {
                 grid::follow_closely();
                 Self::consume(params, warp, lane);
+            } else if LastShares::pay(params.k_tiles) {
+                Self::copy::<true>(params, warp, lane);
+            } else {
+                // Claims make the loops longer, which shorter turns feel.
+                Self::copy::<false>(params, warp, lane);
             }
         }
     }

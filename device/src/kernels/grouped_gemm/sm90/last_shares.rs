@@ -19,14 +19,15 @@ const STEEPEST: u32 = 9;
 const LEAST_K_TILES: u32 = 40;
 
 impl LastShares {
-    /// Of so many units, where blocks take `most` at a time, best a multiple of `even`; none where a block has but one turn, or
-    /// short ones.
+    /// Whether turns of so many tiles of K are long enough for claims.
     #[inline(always)]
-    pub const fn of(units: u32, blocks: u32, k_tiles: u32, [most, even]: [u32; 2]) -> Option<Self> {
-        // First, as nothing is copied before this is known.
-        if k_tiles < LEAST_K_TILES {
-            return None;
-        }
+    pub const fn pay(k_tiles: u32) -> bool {
+        k_tiles >= LEAST_K_TILES
+    }
+
+    /// Of so many units, where blocks take `most` at a time, best a multiple of `even`; none where a block has but one turn.
+    #[inline(always)]
+    pub const fn of(units: u32, blocks: u32, [most, even]: [u32; 2]) -> Option<Self> {
         let blocks = if blocks == 0 { 1 } else { blocks };
         let each = units / blocks;
         if each < most {
