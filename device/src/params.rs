@@ -57,8 +57,6 @@ pub struct RouteParams {
     pub amax_bits: u64,
     /// `[2]` u32, set to 0: see [`GroupedGemmParams::claims`].
     pub claims: u64,
-    /// `[experts]` u32, set to 0: see [`GroupedGemmParams::written`].
-    pub written: u64,
     /// Experts a token.
     pub topk: u32,
     /// Global id of the first local expert.
@@ -218,9 +216,8 @@ pub struct GroupedGemmParams {
     pub topk: u32,
     /// Global id of the first local expert.
     pub first_expert: u32,
-    /// How many row tiles of each token tile must be [`written`](Self::written) before the kernel reads that; 0: the kernel in
-    /// front of it is done by then.
-    pub awaited: u32,
+    /// Zero.
+    pub padding: u32,
     /// Number of tokens.
     pub tokens: TokenCount,
     /// `[T, topk]` i32, global expert ids, where the kernel is to find first slots and token tiles of the experts itself, or 0:
@@ -228,10 +225,6 @@ pub struct GroupedGemmParams {
     pub topk_ids: u64,
     /// u32: how many blocks have claimed the last part of their work; 0 when the kernel starts.
     pub claims: u64,
-    /// `[experts]` u32, or 0: row tiles of h, of all token tiles of an expert together, that the first GEMM has written. It counts
-    /// them; the second one ([`awaited`](Self::awaited)) reads them as soon as they are there. Only blocks that are running
-    /// may be waited for: those of a kernel which let this one start, each of them, by `griddepcontrol.launch_dependents`.
-    pub written: u64,
 }
 
 /// `combine`: the weighted sum of a token's slots.

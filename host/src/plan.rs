@@ -88,8 +88,6 @@ pub enum Region {
     Amax,
     /// u32 `[2]`: blocks of each GEMM that have claimed the last part of their work.
     Claims,
-    /// u32 `[experts]`: row tiles of h that the first GEMM has written, where the second one starts before it has ended.
-    Written,
     /// f32 `[rows]`: decode scale of each activation row.
     RowScales,
     /// Quantized activations, rows of padded k. Portable: f16, of the GEMM at hand. FP4: codes, of the first GEMM.
@@ -116,7 +114,7 @@ pub struct RegionSpan {
 }
 
 const REGION_ALIGNMENT: u64 = 256;
-const REGIONS: usize = 14;
+const REGIONS: usize = 13;
 
 /// Everything about running one layer on one device, to the byte.
 #[derive(Clone, Debug, PartialEq)]
@@ -358,7 +356,6 @@ fn region_bytes(
         (Region::EntrySlot, slots * 4),
         (Region::Amax, 2 * 4),
         (Region::Claims, 2 * 4),
-        (Region::Written, experts * 4),
         (Region::RowScales, l1_rows.max(slots) * 4),
         (Region::Activations, activations[0]),
         (Region::BlockScales, activations[1]),

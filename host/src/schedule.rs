@@ -231,7 +231,6 @@ impl<'a> Schedule<'a> {
             entry_slot: self.at(Region::EntrySlot),
             amax_bits: self.at(Region::Amax),
             claims: self.at(Region::Claims),
-            written: self.at(Region::Written),
             topk: spec.shape.topk as u32,
             first_expert: spec.experts.first as u32,
             experts: self.experts(),
@@ -340,7 +339,6 @@ impl<'a> Schedule<'a> {
         let matrix = self.plan.matrix(second);
         let (activations, block_scales) = self.activations(second);
         let quantized = !second && self.fuses();
-        let written = if self.fuses() && self.variant.tiles { self.at(Region::Written) } else { 0 };
         let (output, output_scales) = if quantized { self.activations(true) } else { (self.at(Region::SlotValues), 0) };
         let params = GroupedGemmParams {
             weights: self.weights + matrix.offset as u64,
@@ -372,11 +370,10 @@ impl<'a> Schedule<'a> {
             quantized: quantized.into(),
             topk: spec.shape.topk as u32,
             first_expert: spec.experts.first as u32,
-            awaited: if second && written != 0 { self.plan.matrix(false).row_tiles as u32 } else { 0 },
+            padding: 0,
             tokens: self.tokens(),
             topk_ids: if !second && self.first_routes_itself() { self.call.topk_ids } else { 0 },
             claims: self.at(Region::Claims) + if second { 4 } else { 0 },
-            written,
         };
         let variant = self.variant;
         // No more tiles than this exist: an expert with slots has at least one, and each slot is in one.

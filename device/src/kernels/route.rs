@@ -283,7 +283,7 @@ mod device {
         let thread = thread_idx_x();
         let expert_offset = params.expert_offset as *mut u32;
         let tile_offset = params.tile_offset as *mut u32;
-        // SAFETY: experts + 1 offsets each; two amax cells and claims; a number for each expert.
+        // SAFETY: experts + 1 offsets each; two amax cells.
         unsafe {
             let writes = block_idx_x() == 0;
             if writes && thread < 2 {
@@ -301,7 +301,6 @@ mod device {
                     if writes {
                         *expert_offset.add(expert as usize) = carry[0] + before[0];
                         *tile_offset.add(expert as usize) = carry[1] + before[1];
-                        *(params.written as *mut u32).add(expert as usize) = 0;
                     }
                     first_slot(expert, carry[0] + before[0]);
                 }

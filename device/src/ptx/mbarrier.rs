@@ -21,13 +21,6 @@ pub fn fence_proxy_async() {
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) };
 }
 
-/// `fence.proxy.async.global`: what is seen of global memory is seen by the copy engine, too.
-#[inline(always)]
-pub fn fence_proxy_async_global() {
-    // SAFETY: orders accesses; no operand.
-    unsafe { asm!("fence.proxy.async.global;", options(nostack)) };
-}
-
 /// `mbarrier.arrive`.
 ///
 /// # Safety

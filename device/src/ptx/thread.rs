@@ -58,13 +58,6 @@ pub fn sync_some(barrier: u32, threads: u32) {
     unsafe { asm!("bar.sync {0}, {1};", in(reg32) barrier, in(reg32) threads, options(nostack)) };
 }
 
-/// `nanosleep.u32`: the thread waits for up to twice as long.
-#[inline(always)]
-pub fn sleep(nanoseconds: u32) {
-    // SAFETY: no memory.
-    unsafe { asm!("nanosleep.u32 {0};", in(reg32) nanoseconds, options(nostack)) };
-}
-
 /// `value`, of which the compiler then knows nothing: a loop that counts with it is not unrolled.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {

@@ -37,7 +37,6 @@ fn documented_bytes(spec: &LayerSpec, compute_capability: (u32, u32), tokens: us
         Region::ExpertOffset | Region::TileOffset => (experts + 1) * 4,
         Region::SlotToken | Region::EntrySlot => slots * 4,
         Region::Amax | Region::Claims => 2 * 4,
-        Region::Written => experts * 4,
         Region::RowScales => rows.max(slots) * 4,
         Region::Activations if fp4 => first / 2,
         Region::Activations => {

@@ -21,7 +21,7 @@ use crate::kernels::route::MOST_EXPERTS;
 /// Warpgroups that multiply, and their warps.
 const CONSUMERS: u32 = 3;
 const CONSUMER_WARPS: u32 = CONSUMERS * 4;
-/// Threads of a block: those that multiply, and a warpgroup of which two warps copy and one counts what is written.
+/// Threads of a block: those that multiply, and a warpgroup of which two warps copy.
 const THREADS: u32 = (CONSUMERS + 1) * 128;
 
 /// Tile of one variant of the kernel.
@@ -67,14 +67,9 @@ impl TileShape {
         (self.stages * (self.stage_bytes() + 2 * 8)).next_multiple_of(16)
     }
 
-    /// Where the barriers of a tile whose results are written and of one that is counted are: behind the jobs.
-    const fn written_at(&self) -> usize {
-        self.jobs_at() + (self.stages + 1) * JOB_BYTES
-    }
-
-    /// Where elements of h are staged.
+    /// Where elements of h are staged: behind the jobs.
     const fn staged_at(&self) -> usize {
-        self.written_at() + 16
+        self.jobs_at() + (self.stages + 1) * JOB_BYTES
     }
 
     /// Dynamic shared memory of a block, in bytes.
@@ -278,5 +273,3 @@ pub use last_shares::LastShares;
 mod offsets;
 #[cfg(nvfp4_arch = "sm90")]
 mod turns;
-#[cfg(nvfp4_arch = "sm90")]
-mod written;

@@ -119,7 +119,7 @@ fn run(
     let [expert_offset, tile_offset] = [bench.room((range.count + 1) * 4)?, bench.room((range.count + 1) * 4)?];
     let slot_token = bench.room(expected.slots() * 4)?;
     let entry_slot = bench.room(entries * 4)?;
-    let [amax_bits, claims, written] = [bench.room(8)?, bench.room(8)?, bench.room(range.count * 4)?];
+    let [amax_bits, claims] = [bench.room(8)?, bench.room(8)?];
     let params = RouteParams {
         tokens: TokenCount {
             device: if tokens == bound { 0 } else { device_tokens.address() },
@@ -134,7 +134,6 @@ fn run(
         entry_slot: entry_slot.address(),
         amax_bits: amax_bits.address(),
         claims: claims.address(),
-        written: written.address(),
         topk: topk as u32,
         first_expert: range.first as u32,
         experts: range.count as u32,
@@ -167,8 +166,7 @@ fn run(
     same(&entry_slot, &expected.slot_of, &what("entry_slot"))?;
     same(&tile_offset, &tile_offsets(&expected.expert_offset, token_tile), &what("tile_offset"))?;
     same(&amax_bits, &[0u32; 2], &what("amax_bits"))?;
-    same(&claims, &[0u32; 2], &what("claims"))?;
-    same(&written, &vec![0u32; range.count], &what("written"))
+    same(&claims, &[0u32; 2], &what("claims"))
 }
 
 /// First token tile of each expert, and their number.

@@ -4,14 +4,14 @@
 
 use super::epilogue::{Place, write_sums};
 use super::job::Job;
-use super::{written, *};
+use super::*;
 use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::grouped_gemm::ring;
 use crate::kernels::grouped_gemm::sm80::dequantize::Weights;
 use crate::kernels::grouped_gemm::tile::{Run, Tile};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::thread::{anew, block_idx_x, grid_dim_x, leave_registers, sync_threads, take_registers, thread_idx_x};
-use crate::ptx::warp::{sync_warp, uniform};
+use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::{self, Descriptor, Fragments, Multiply};
 use crate::ptx::{grid, mbarrier, shared};
 
@@ -30,37 +30,6 @@ fn slot_fragments(slots: u32) -> u32 {
 fn descriptor(address: u32) -> Descriptor {
     const SWIZZLE_128: u32 = 1 << 30;
     Descriptor { low: uniform((address >> 4) + (1 << 16)), high: TILE_BYTES as u32 >> 4 | SWIZZLE_128 }
-}
-
-/// The tiles of a block, in the order in which it multiplies them.
-struct Tiles {
-    shape: TileShape,
-    index: u32,
-    end: u32,
-    /// Row tiles of the block's, an expert.
-    block_rows: u32,
-}
-
-impl Tiles {
-    #[inline(always)]
-    unsafe fn new(params: &GroupedGemmParams, shape: TileShape) -> Self {
-        let block_rows = params.row_tiles.div_ceil(shape.row_tiles() as u32);
-        // SAFETY: there is a number of token tiles behind the experts' first ones.
-        let token_tiles = unsafe { *(params.tile_offset as *const u32).add(params.experts as usize) };
-        Self { shape, index: block_idx_x(), end: token_tiles * block_rows, block_rows }
-    }
-
-    #[inline(always)]
-    unsafe fn next(&mut self, params: &GroupedGemmParams) -> Option<Tile> {
-        if self.index >= self.end {
-            return None;
-        }
-        let shape = [self.shape.rows() as u32, self.shape.slots() as u32];
-        // SAFETY: the tile exists.
-        let tile = unsafe { Tile::find::<true>(params, self.index, self.block_rows, shape) };
-        self.index += grid_dim_x();
-        Some(tile)
-    }
 }
 
 /// What a warp multiplies: `M` row tiles and `N` fragments of 8 slots at most.
@@ -181,63 +150,27 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         let mut job = 0;
         // SAFETY: see the functions called; only tiles that exist are copied.
         unsafe {
-            let mut tiles = Tiles::new(params, Self::TILE);
-            while let Some(tile) = tiles.next(params) {
+            let block_rows = params.row_tiles.div_ceil(Self::TILE.row_tiles() as u32);
+            let tiles = *(params.tile_offset as *const u32).add(params.experts as usize) * block_rows;
+            let mut index = block_idx_x();
+            while index < tiles {
+                let shape = [Self::TILE.rows() as u32, Self::TILE.slots() as u32];
+                let tile = Tile::find::<true>(params, index, block_rows, shape);
                 cursor = if OF_WEIGHTS {
                     Self::copy_weights(params, tile, job, cursor)
                 } else {
-                    written::wait_for_activations(params, &tile, Self::TILE.slots() as u32);
+                    // Behind the first tile, it is done.
+                    grid::wait();
                     Self::copy_activations(params, &tile, cursor)
                 };
                 job = Self::next_job(job);
+                index += grid_dim_x();
             }
             mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
             if OF_WEIGHTS {
                 shared::store_v4(Self::job_place(job), [0; 4]);
             }
             mbarrier::arrive(cursor.full());
-            // Whoever waits for this kernel waits for those in front of it.
-            grid::wait();
-        }
-    }
-
-    /// The barrier of a tile whose results are written, and of one that is counted.
-    #[inline(always)]
-    fn written_barrier() -> u32 {
-        shared::dynamic() + Self::TILE.written_at() as u32
-    }
-
-    #[inline(always)]
-    fn counted_barrier() -> u32 {
-        Self::written_barrier() + 8
-    }
-
-    /// Counts what the warps that multiply have written, tile after tile; one lane, since whoever does has to wait for memory.
-    #[inline(always)]
-    unsafe fn count_written(params: &GroupedGemmParams) {
-        // SAFETY: see the functions called.
-        unsafe {
-            let mut tiles = Tiles::new(params, Self::TILE);
-            let mut parity = 0;
-            while let Some(tile) = tiles.next(params) {
-                mbarrier::wait(Self::written_barrier(), parity);
-                written::count(params, tile.expert, Self::row_tiles(params, tile.row));
-                mbarrier::arrive(Self::counted_barrier());
-                parity ^= 1;
-            }
-        }
-    }
-
-    /// Says that this warp has written its results of a tile, its number's parity this.
-    #[inline(always)]
-    unsafe fn say_written(parity: u32, lane: u32) {
-        sync_warp();
-        if lane == 0 {
-            // SAFETY: inside the planned shared memory; the tile before was counted, so it is this one's turn.
-            unsafe {
-                mbarrier::wait(Self::counted_barrier(), parity ^ 1);
-                mbarrier::arrive(Self::written_barrier());
-            }
         }
     }
 
@@ -361,8 +294,6 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
         // SAFETY: see the functions called; the barriers are inside the planned shared memory.
         unsafe {
             if thread == 0 {
-                mbarrier::init(Self::written_barrier(), CONSUMER_WARPS);
-                mbarrier::init(Self::counted_barrier(), 1);
                 ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, 2, CONSUMER_WARPS * 32);
             }
             sync_threads();
@@ -373,17 +304,12 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                         // Before what it does not need is there: the routing is (`grid::follow_closely`).
                         Self::produce::<true>(params, cursor);
                     }
-                } else if warp == CONSUMER_WARPS + 1 {
-                    if lane == 0 {
-                        Self::produce::<false>(params, cursor);
-                    }
-                } else if warp == CONSUMER_WARPS + 2 && lane == 0 && written::counts(params) {
-                    Self::count_written(params);
+                } else if warp == CONSUMER_WARPS + 1 && lane == 0 {
+                    Self::produce::<false>(params, cursor);
                 }
             } else {
                 take_registers::<CONSUMER_REGISTERS>();
-                written::let_follow(params);
-                let mut parity = 0;
+                grid::follow_closely();
                 loop {
                     mbarrier::wait(cursor.full(), cursor.parity);
                     let [_, row, _, slots] = shared::load_v4(Self::job_place(job));
@@ -391,10 +317,6 @@ impl<const SHAPE: usize, const M: usize, const N: usize, const STAGES: usize, co
                         return;
                     }
                     cursor = Self::consume(params, job, [row, slots], cursor, warp, lane);
-                    if written::counts(params) {
-                        Self::say_written(parity, lane);
-                        parity ^= 1;
-                    }
                     job = Self::next_job(job);
                 }
             }

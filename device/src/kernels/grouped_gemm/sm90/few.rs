@@ -11,7 +11,7 @@ use super::epilogue::{Place, write_sums};
 use super::job::Job;
 use super::offsets::Offsets;
 use super::turns::{PARTS, Part, SLOTS, Turns};
-use super::{written, *};
+use super::*;
 use crate::format::tile_mma::FRAGMENT_K;
 use crate::kernels::grouped_gemm::sm80::dequantize::Weights;
 use crate::kernels::grouped_gemm::tile::Run;
@@ -19,7 +19,7 @@ use crate::kernels::grouped_gemm::{ROW_FRAGMENTS, ring};
 use crate::params::{ExpertScales, GroupedGemmParams};
 use crate::ptx::matrix::{load_x4, mma_m16n8k16_f16};
 use crate::ptx::thread::{anew, sync_threads, thread_idx_x};
-use crate::ptx::warp::{sync_warp, uniform};
+use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Fragments;
 use crate::ptx::{atomic, grid, mbarrier, shared};
 
@@ -106,9 +106,7 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
             let mut turns = Turns::<CLAIMS>::new(params, Self::offsets(), &Self::SHAPE);
             let claim = || {
                 // The routing made it 0.
-                if params.awaited == 0 {
-                    grid::wait();
-                }
+                grid::wait();
                 let mut number = 0;
                 if lane == 0 {
                     number = atomic::add_u32(params.claims as *mut u32, 1);
@@ -155,8 +153,6 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                 shared::store_v4(Self::turn_place(turn), [0; 4]);
             }
             mbarrier::arrive(cursor.full());
-            // Whoever waits for this kernel waits for those in front of it.
-            grid::wait();
         }
     }
 
@@ -180,7 +176,8 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                 let needed = tile.slots.div_ceil(GROUP_SLOTS as u32) * TILE_BYTES as u32;
                 let bytes = if count > 0 { needed } else { 0 };
                 let Run { first: mut from, step } = tile.activation_run(params);
-                written::wait_for_activations(params, &tile, SLOTS);
+                // Behind the first turn, it is done.
+                grid::wait();
                 let mut k_tile = 0;
                 while copies && k_tile < params.k_tiles {
                     mbarrier::wait(cursor.empty(), cursor.parity ^ 1);
@@ -255,12 +252,6 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                     let row = tile.row + row_tile * FRAGMENT_ROWS as u32;
                     let place = Place { scales, lane: anew(lane), warp: anew(warp), row, staged };
                     write_sums(params, &tile, &sums, &place);
-                    if written::counts(params) {
-                        sync_warp();
-                        if lane == 0 {
-                            written::count(params, tile.expert, (tiles - row_tile).min(M as u32));
-                        }
-                    }
                 }
                 turn = Self::next_turn(turn);
             }
@@ -281,9 +272,9 @@ impl<const NUMBER: usize, const M: usize, const STAGES: usize, const STAGE_BYTES
                 ring::Cursor::<STAGES, STAGE_BYTES>::init(shared, filled, Self::WARPS * 32);
             }
             sync_threads();
-            // The copying warps begin before what the last kernel makes is there: the routing is.
+            // The copying warps begin before what the last kernel makes is there: the routing is (`grid::follow_closely`).
             if warp < Self::WARPS {
-                written::let_follow(params);
+                grid::follow_closely();
                 Self::consume(params, warp, lane);
             } else if LastShares::pay(params.k_tiles) {
                 Self::copy::<true>(params, warp, lane);
