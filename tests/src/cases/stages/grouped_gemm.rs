@@ -101,11 +101,13 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
         let copied_at_once = sm80::THREADS as usize / sm80::TILE_CHUNKS;
         (1..=(slots / copied_at_once).max(1)).map(|copies| (copies * copied_at_once).min(slots)).collect()
     });
-    // A second row tile of a warp, too, and a third that another one has.
-    let columns = if variant.tiles { 48 } else { 16 };
-    let last_rows = ends
-        .into_iter()
-        .flat_map(|slots| [false, true].map(|gather| request(Epilogue::Down, SWIGLU, columns, 176, &[slots], gather)));
+    // Rows that are gathered, too; or where they never are, a second row tile of a warp and a third that another one has.
+    let last_rows = ends.into_iter().flat_map(|slots| {
+        [false, true].map(|other| {
+            let columns = if other && variant.tiles { 48 } else { 16 };
+            request(Epilogue::Down, SWIGLU, columns, 176, &[slots], other)
+        })
+    });
     let quantized = [
         request(Epilogue::Gated, SWIGLU, 80, 144, &[0, slots + 3, 1, 17], true),
         request(Epilogue::Gated, limited, 16, 16, &[9, 3], false),
