@@ -29,7 +29,7 @@ use statement::{Statement, statements};
 /// Arguments of `mutate`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Architecture whose kernels are mutated, one that the emulator plays: sm_80 or sm_120a.
+    /// Architecture whose kernels are mutated, one that the emulator plays: sm_80, sm_90a or sm_120a.
     #[arg(long, default_value = "sm_80")]
     arch: String,
     /// Mutate this kernel only; may be given more than once.

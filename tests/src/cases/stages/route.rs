@@ -55,6 +55,8 @@ fn requests() -> Vec<Request> {
         request(9, 2, 5, 2, 40, 0, 32, Ids::Any),
         // A whole chunk, from expert 0 on.
         request(6, 0, 6, 2, 1024, 1024, 8, Ids::Any),
+        // As many experts as several warps' lanes, but not as a multiple of four warps'.
+        request(200, 10, 170, 4, 60, 55, 16, Ids::Any),
         // More experts than a block has threads.
         request(320, 7, 300, 8, 70, 70, 8, Ids::Any),
         // Blocks of `route_single` with others before and behind them, and blocks without tokens.
