@@ -14,7 +14,7 @@ use crate::shape::ShapeError;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The operating system refused an operation on a file.
-    #[error("cannot {action} {}: {source}; check the path and its permissions", path.display())]
+    #[error("cannot {action} {}: {source}; check the path, its permissions and free space", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -136,7 +136,7 @@ pub enum CheckpointError {
         second: String,
     },
     /// The layer asked for has no experts.
-    #[error("layer {layer} has no experts here; the layers with experts are {have}")]
+    #[error("layer {layer} has no experts here; choose a layer with experts: {have}")]
     LayerNotFound {
         /// The layer asked for.
         layer: usize,
@@ -144,7 +144,7 @@ pub enum CheckpointError {
         have: String,
     },
     /// The expert asked for is not in the layer.
-    #[error("layer {layer} has no expert {expert}; it has {have}, numbered from 0")]
+    #[error("layer {layer} has no expert {expert}; choose one of its {have}, numbered from 0")]
     ExpertNotFound {
         /// The layer.
         layer: usize,
@@ -273,6 +273,21 @@ pub enum CheckpointError {
         /// What the tensors are.
         found: String,
     },
+    /// More experts a token than there are, or none.
+    #[error(
+        "config.json says {key} = {topk}, but layer {layer} has {experts} experts, so it must be 1 to {experts}; correct it \
+         there, or use the config.json that belongs to these files"
+    )]
+    BadTopk {
+        /// The layer.
+        layer: usize,
+        /// The key of config.json.
+        key: &'static str,
+        /// Its value.
+        topk: usize,
+        /// Experts of the layer.
+        experts: usize,
+    },
     /// config.json and the tensors disagree.
     #[error(
         "config.json says {key} = {config}, but the tensors of layer {layer} say {tensors}; use the config.json that \
@@ -290,7 +305,8 @@ pub enum CheckpointError {
     },
     /// An activation that the kernels do not have.
     #[error(
-        "config.json says {key} = {found:?}, which is not supported; supported are silu, swish, swigluoai and relu2"
+        "config.json says {key} = {found:?}, which is not supported; supported are silu, swish, swigluoai and relu2: if the \
+         model's is one of them under another name, choose it with --activation"
     )]
     UnsupportedActivation {
         /// The key of config.json.
@@ -302,7 +318,9 @@ pub enum CheckpointError {
     #[error(transparent)]
     BadActivation(#[from] ActivationError),
     /// A tensor that changes the result and that is not implemented.
-    #[error("tensor {tensor} is not supported: {why}; ignoring it would give wrong results")]
+    #[error(
+        "tensor {tensor} is not supported: {why}, and ignoring it would give wrong results; export the checkpoint without it"
+    )]
     UnsupportedTensor {
         /// The tensor.
         tensor: String,
@@ -319,7 +337,7 @@ pub enum CheckpointError {
         tensor: String,
     },
     /// An input file without a tensor that is needed.
-    #[error("{} has no tensor {tensor}; it has: {have}", path.display())]
+    #[error("{} has no tensor {tensor}, but has {have}; name one of these, or give another file", path.display())]
     MissingInput {
         /// The file.
         path: PathBuf,
@@ -330,7 +348,8 @@ pub enum CheckpointError {
     },
     /// An expert id that does not fit into 32 bits.
     #[error(
-        "tensor {tensor} has {value} at token {token}, choice {choice}, but expert ids must fit into a signed 32-bit integer"
+        "tensor {tensor} has {value} at token {token}, choice {choice}, but expert ids must fit into a signed \
+         32-bit integer; correct it there"
     )]
     IdOutOfRange {
         /// The tensor.
@@ -341,6 +360,26 @@ pub enum CheckpointError {
         choice: usize,
         /// The id.
         value: i64,
+    },
+    /// An expert id beyond the layer.
+    #[error(
+        "{tensor} of {} has expert {id} at token {token}, choice {choice}, but the layer has {experts} experts, numbered \
+         from 0; give inputs made for this layer, with -1 for choices to skip, or fetch the experts that are missing",
+        path.display()
+    )]
+    NoSuchExpert {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Row.
+        token: usize,
+        /// Column.
+        choice: usize,
+        /// The id.
+        id: i32,
+        /// Experts of the layer.
+        experts: usize,
     },
     /// Output data that does not fill its shape.
     #[error(

@@ -167,7 +167,7 @@ impl<'a> LayerView<'a> {
     /// The layer's sizes with `topk` experts per token.
     ///
     /// # Errors
-    /// [`ShapeError`] when `topk` is 0.
+    /// [`ShapeError`] when `topk` is not allowed.
     pub fn shape(&self, topk: usize) -> Result<MoeShape, ShapeError> {
         MoeShape::new(self.hidden(), self.intermediate(), self.experts(), topk)
     }
@@ -182,6 +182,14 @@ impl<'a> LayerView<'a> {
         self.check_expert(expert)?;
         let gate = if self.layer.gated { Some(self.matrix(expert, Projection::Gate)?) } else { None };
         Ok(RawExpert { gate, up: self.matrix(expert, Projection::Up)?, down: self.matrix(expert, Projection::Down)? })
+    }
+
+    /// Checks the global scales of every expert, as [`Self::expert`] does those of one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::BadScale`] for the first that is not finite and above 0.
+    pub fn check_global_scales(&self) -> Result<(), CheckpointError> {
+        (0..self.experts()).try_for_each(|expert| self.expert(expert).map(drop))
     }
 
     /// Says that an expert's tensors will be read soon: the system begins to read what is not in memory. Nothing happens

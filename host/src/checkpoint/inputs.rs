@@ -36,7 +36,7 @@ pub struct LayerInputs {
     pub topk: usize,
     /// Hidden states, `[tokens, hidden_size]`.
     pub hidden: HiddenStates,
-    /// Global expert ids, `[tokens, topk]`; what is no expert of the layer is skipped, -1 for instance.
+    /// Global expert ids, `[tokens, topk]`; negative ones are skipped.
     pub topk_ids: Vec<i32>,
     /// Router weights, `[tokens, topk]`.
     pub topk_weights: Vec<f32>,
@@ -65,8 +65,8 @@ impl LayerInputs {
 
         let (info, bytes) = find(&file, &metadata, TOPK_IDS)?;
         let topk = match *info.shape.as_slice() {
-            [rows, topk] if rows == tokens => topk,
-            _ => return Err(wrong_shape(TOPK_IDS, format!("[{tokens}, k]"), info)),
+            [rows, topk] if rows == tokens && topk > 0 => topk,
+            _ => return Err(wrong_shape(TOPK_IDS, format!("[{tokens}, k] with k above 0"), info)),
         };
         let topk_ids = match info.dtype {
             Dtype::I32 => decode(bytes, i32::from_le_bytes),
@@ -85,6 +85,25 @@ impl LayerInputs {
             found => return Err(wrong_dtype(TOPK_WEIGHTS, "F32 or BF16", found)),
         };
         Ok(Self { tokens, hidden_size, topk, hidden, topk_ids, topk_weights, file, metadata })
+    }
+
+    /// Checks that every expert that a token picks is in a layer of `experts` experts; negative ids pick none.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoSuchExpert`] for the first that is not.
+    pub fn check_experts(&self, experts: usize) -> Result<(), CheckpointError> {
+        let beyond = |&id: &i32| usize::try_from(id).is_ok_and(|id| id >= experts);
+        match self.topk_ids.iter().position(beyond) {
+            None => Ok(()),
+            Some(at) => Err(CheckpointError::NoSuchExpert {
+                path: self.file.path.clone(),
+                tensor: TOPK_IDS.to_owned(),
+                token: at / self.topk,
+                choice: at % self.topk,
+                id: self.topk_ids[at],
+                experts,
+            }),
+        }
     }
 
     /// Element type of another tensor of the file; `None` when there is no such tensor.

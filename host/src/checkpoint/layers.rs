@@ -99,7 +99,11 @@ impl Layer {
                 self.check_matrix(shards, convention, expert, projection)?;
             }
         }
-        config.map_or(Ok(()), |config| config.check_sizes(self.index, self.hidden, self.intermediate))
+        let Some(config) = config else {
+            return Ok(());
+        };
+        config.check_sizes(self.index, self.hidden, self.intermediate)?;
+        config.check_topk(self.index, self.experts.len())
     }
 
     /// Takes hidden and intermediate from the first expert. Its tensors vote, so that one of a wrong shape is

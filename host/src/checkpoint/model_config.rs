@@ -158,6 +158,16 @@ impl ModelConfig {
         self.experts.as_ref().map_or(EXPERTS[0], |k| k.key)
     }
 
+    /// Checks a layer's number of experts against how many of them a token picks.
+    pub(super) fn check_topk(&self, layer: usize, experts: usize) -> Result<(), CheckpointError> {
+        match self.topk {
+            Some(Keyed { key, value: topk }) if !(1..=experts).contains(&topk) => {
+                Err(CheckpointError::BadTopk { layer, key, topk, experts })
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn check_sizes(&self, layer: usize, hidden: usize, intermediate: usize) -> Result<(), CheckpointError> {
         for (said, found) in [(&self.hidden, hidden), (&self.intermediate, intermediate)] {
             if let Some(Keyed { key, value }) = said

@@ -86,6 +86,20 @@ fn disagreement_says_both() {
 }
 
 #[test]
+fn topk_is_1_to_the_number_of_experts() {
+    let config = |topk: usize| format!(r#"{{"num_experts_per_tok": {topk}}}"#);
+    for topk in [1, 2] {
+        let (_directory, checkpoint) = Builder::new(MODELOPT, &[0], 2).config(&config(topk)).open();
+        assert_eq!(checkpoint.topk(), Some(topk));
+    }
+    for topk in [0, 3, usize::MAX] {
+        let error = open_error(Builder::new(MODELOPT, &[0], 2).config(&config(topk)).write().path());
+        assert!(matches!(error, CheckpointError::BadTopk { layer: 0, experts: 2, .. }), "{error}");
+        assert_says(&error, &[&format!("num_experts_per_tok = {topk}"), "must be 1 to 2", "correct it there"]);
+    }
+}
+
+#[test]
 fn broken_configs_are_named() {
     for json in ["", "{", r#"{"hidden_size": 48"#, "\u{0}"] {
         let error = open_error(Builder::new(MODELOPT, &[0], 2).config(json).write().path());

@@ -86,6 +86,7 @@ fn wrong_inputs_are_named() {
         ("topk_weights", Dtype::F64, vec![TOKENS, 2], ["F32 or BF16", "F64"]),
         ("hidden", Dtype::BF16, vec![12], ["[T, H]", "[12]"]),
         ("topk_ids", Dtype::I32, vec![4, 2], ["[3, k]", "[4, 2]"]),
+        ("topk_ids", Dtype::I32, vec![TOKENS, 0], ["k above 0", "[3, 0]"]),
         ("topk_weights", Dtype::F32, vec![2, 2], ["[3, 2]", "[2, 2]"]),
         ("topk_weights", Dtype::F32, vec![3, 3], ["[3, 2]", "[3, 3]"]),
     ] {

@@ -18,6 +18,7 @@ fn unusual_global_scales_are_taken_as_they_are() {
         let (_directory, checkpoint) = builder.open();
         let up = checkpoint.layer(0).unwrap().expert(1).unwrap().up;
         assert_eq!((up.weight_scale, up.input_scale), (value, Some(value)));
+        checkpoint.layer(0).unwrap().check_global_scales().unwrap();
     }
 }
 
@@ -36,6 +37,8 @@ fn bad_global_scales_are_named() {
                 let error = layer.expert(1).unwrap_err();
                 assert!(matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name), "{error}");
                 assert_says(&error, &[&name, &format!("{value:?}"), "finite and above 0"]);
+                let of_all = layer.check_global_scales().unwrap_err();
+                assert_eq!(of_all.to_string(), error.to_string());
                 if part == "input_scale" {
                     let error = layer.static_input_scales(ExpertRange::all(2)).unwrap_err();
                     assert!(matches!(&error, CheckpointError::BadScale { tensor, .. } if *tensor == name));
