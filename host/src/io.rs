@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// A buffer whose length does not fit the layer and the number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("{axis} has {got} elements, but must have {must}")]
+#[error("{axis} has {got} elements, but must have {must}; give buffers of the layer's sizes")]
 pub struct LengthError {
     /// Which buffer or axis: `topk`, `topk_ids`, `topk_weights`, `hidden` or `output`.
     pub axis: &'static str,

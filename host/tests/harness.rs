@@ -59,9 +59,9 @@ fn calls_that_do_not_fit_are_refused() {
     assert!(matches!(error, HarnessError::TooManyTokens { got: 2, max: 1 }), "{error}");
     let one = inputs.tokens(0..1, SHAPE.hidden);
     let error = layer.forward(&one, OutputRows::F32(&mut [0.0; 3]), false).unwrap_err();
-    assert_eq!(error.to_string(), "output has 3 elements, but must have 64");
+    assert_eq!(error.to_string(), "output has 3 elements, but must have 64; give buffers of the layer's sizes");
     let error = layer.forward_f32(&Inputs { topk: 1, ..one }).unwrap_err();
-    assert_eq!(error.to_string(), "topk has 1 elements, but must have 2");
+    assert_eq!(error.to_string(), "topk has 1 elements, but must have 2; give buffers of the layer's sizes");
     assert!(matches!(layer.set_tile(Some(0)), Err(HarnessError::NeedsGpu { .. })));
     assert!(matches!(layer.forward_graph(Element::Bf16, Element::F32, false), Err(HarnessError::NeedsGpu { .. })));
     assert!(layer.gpu().is_none());

@@ -249,9 +249,9 @@ fn wrong_calls_are_named_and_write_nothing() {
     let mut workspace = Workspace::new(&case.layer, 3).unwrap();
     let short = Inputs { topk_weights: &case.topk_weights[1..], ..case.inputs() };
     let error = case.layer.forward(&mut workspace, &short, OutputRows::F32(&mut out), false).unwrap_err();
-    assert_eq!(error.to_string(), "topk_weights has 5 elements, but must have 6");
+    assert_eq!(error.to_string(), "topk_weights has 5 elements, but must have 6; give buffers of the layer's sizes");
     let error = case.layer.forward(&mut workspace, &case.inputs(), OutputRows::F32(&mut out[1..]), false).unwrap_err();
-    assert_eq!(error.to_string(), "output has 95 elements, but must have 96");
+    assert_eq!(error.to_string(), "output has 95 elements, but must have 96; give buffers of the layer's sizes");
     let other = Case::new(shape(32, 16, 4, 2), ExpertRange::all(4), SWIGLU, ScaleMode::PerToken, 3);
     let error = other.layer.forward(&mut workspace, &other.inputs(), OutputRows::F32(&mut out), false).unwrap_err();
     assert_eq!(error, ForwardError::OtherLayer);
@@ -290,14 +290,16 @@ fn a_workspace_of_another_layer_is_refused() {
 #[test]
 fn a_workspace_beyond_memory_or_32_bits_is_an_error() {
     let layer = |mode| Case::new(shape(64, 48, 8, 2), ExpertRange::all(8), SWIGLU, mode, 1).layer;
-    let per_tensor = layer(ScaleMode::PerTensor);
+    let [per_tensor, per_token] = [ScaleMode::PerTensor, ScaleMode::PerToken].map(layer);
     for max_tokens in [usize::MAX, 1 << 40, 1 << 31] {
-        let error = Workspace::new(&per_tensor, max_tokens).unwrap_err();
-        assert!(matches!(error, WorkspaceError::TooManyTokens { limit: 2_147_483_646, .. }), "{error}");
+        for layer in [&per_tensor, &per_token] {
+            let error = Workspace::new(layer, max_tokens).unwrap_err();
+            assert!(matches!(error, WorkspaceError::TooManyTokens { limit: 2_147_483_646, .. }), "{error}");
+        }
     }
     assert_eq!(Workspace::planned_bytes(per_tensor.spec(), usize::MAX), usize::MAX, "not wrapped");
     // The other modes work on a few tokens at a time, however many there are.
-    assert!(Workspace::new(&layer(ScaleMode::PerToken), usize::MAX).is_ok());
+    assert!(Workspace::new(&per_token, 2_147_483_646).is_ok());
 }
 
 #[test]

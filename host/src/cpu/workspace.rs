@@ -18,10 +18,10 @@ const CHUNK_TOKENS: usize = 2048;
 /// Why there is no workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum WorkspaceError {
-    /// More tokens at once than slots can be counted.
+    /// More tokens than 32 bits count slots.
     #[error(
-        "a workspace for {max_tokens} tokens was asked for, but {limit} are the most that per-tensor scales allow for \
-         this layer; split the batch, or use other scales"
+        "a workspace for {max_tokens} tokens was asked for, but {limit} tokens are the most that 32-bit indices allow for \
+         this layer; split the batch"
     )]
     TooManyTokens {
         /// Tokens asked for.
@@ -136,13 +136,10 @@ impl Workspace {
     /// A workspace for batches of up to `max_tokens` tokens on `layer`, and on others of the same kind.
     ///
     /// # Errors
-    /// [`WorkspaceError`]: not enough memory, or more tokens at once than 32 bits count slots.
+    /// [`WorkspaceError`]: not enough memory, or more tokens than 32 bits count slots.
     pub fn new(layer: &MoeLayer, max_tokens: usize) -> Result<Self, WorkspaceError> {
+        Self::check_tokens(&layer.spec, max_tokens)?;
         let chunk_tokens = Self::chunk(&layer.spec, max_tokens);
-        let limit = NOT_LOCAL as usize / layer.spec.shape.topk - 1;
-        if chunk_tokens > limit {
-            return Err(WorkspaceError::TooManyTokens { max_tokens, limit });
-        }
         let sizes = Sizes::new(&layer.spec, chunk_tokens);
         Ok(Self {
             shape: layer.spec.shape,
@@ -160,6 +157,16 @@ impl Workspace {
             h: memory::zeros("the first product's results", sizes.h)?,
             y: memory::zeros("the second product's results", sizes.y)?,
         })
+    }
+
+    /// Checks that batches of up to `max_tokens` tokens are possible for a layer like this, if there is memory for them.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::TooManyTokens`].
+    pub fn check_tokens(spec: &LayerSpec, max_tokens: usize) -> Result<(), WorkspaceError> {
+        // What is worked on at a time would be fewer, but no batch has as many, and a GPU's plan has such a limit too.
+        let limit = NOT_LOCAL as usize / spec.shape.topk - 1;
+        if max_tokens > limit { Err(WorkspaceError::TooManyTokens { max_tokens, limit }) } else { Ok(()) }
     }
 
     /// Bytes that [`Self::new`] would allocate for a layer like this, loaded or not.
