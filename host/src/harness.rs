@@ -110,7 +110,7 @@ pub enum HarnessError {
         operation: &'static str,
     },
     /// A variant of the grouped GEMM that does not exist.
-    #[error("grouped GEMM variant {got} was asked for, but there are {have}, numbered from 0")]
+    #[error("grouped GEMM variant {got} was asked for, but there are {have}, numbered from 0; choose one of these")]
     NoSuchTile {
         /// Asked for.
         got: usize,

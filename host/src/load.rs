@@ -53,7 +53,7 @@ pub enum LoadError {
         found: bool,
     },
     /// A matrix has another size than the layer.
-    #[error("{matrix} of expert {expert} has {got} {axis}, but must have {must}")]
+    #[error("{matrix} of expert {expert} has {got} {axis}, but must have {must}; give experts of the layer's sizes")]
     MatrixSize {
         /// Global id.
         expert: usize,
@@ -67,7 +67,9 @@ pub enum LoadError {
         must: usize,
     },
     /// A global scale that is 0, negative, infinite or NaN.
-    #[error("{name} of {matrix} of expert {expert} is {got:?}, but must be finite and above 0")]
+    #[error(
+        "{name} of {matrix} of expert {expert} is {got:?}, but must be finite and above 0; calibrate and quantize it again"
+    )]
     GlobalScale {
         /// Global id.
         expert: usize,

@@ -136,7 +136,7 @@ impl Plan {
     pub fn new(spec: LayerSpec, limits: &DeviceLimits, max_tokens: usize) -> Result<Self, PlanError> {
         spec.shape.validate()?;
         if spec.experts.end() > spec.shape.experts {
-            let must = "end at or below the layer's number of experts";
+            let must = "end at or below the layer's number of experts; give a range of the layer";
             return Err(ShapeError { axis: "experts of the rank", got: spec.experts.end(), must }.into());
         }
         if limits.compute_capability < (8, 0) {

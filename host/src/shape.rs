@@ -8,10 +8,12 @@ const BLOCK_ELEMS: usize = 16;
 /// Largest value of any size: far beyond every model, and small enough that no product of sizes overflows anywhere.
 const MAX_SIZE: usize = 1 << 20;
 
-const AT_MOST: &str = "be at most 1048576, the largest size that this library counts with";
+const AT_LEAST: &str = "be at least 1; give more";
+
+const AT_MOST: &str = "be at most 1048576, the largest size that this library counts with; give less";
 
 const MULTIPLE_OF_BLOCK: &str =
-    "be above 0 and a multiple of 16, the number of elements that share one NVFP4 block scale";
+    "be above 0 and a multiple of 16, the number of elements that share one NVFP4 block scale; give such a size";
 
 /// A size that no layer can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -21,7 +23,7 @@ pub struct ShapeError {
     pub axis: &'static str,
     /// The value found.
     pub got: usize,
-    /// What is allowed, to be read after "must".
+    /// What is allowed and what to do, to be read after "must".
     pub must: &'static str,
 }
 
@@ -106,7 +108,7 @@ pub(crate) const fn check_blocks(axis: &'static str, got: usize) -> Result<(), S
 
 const fn check_size(axis: &'static str, got: usize) -> Result<(), ShapeError> {
     let must = match got {
-        0 => "be at least 1",
+        0 => AT_LEAST,
         1..=MAX_SIZE => return Ok(()),
         _ => AT_MOST,
     };
@@ -142,7 +144,7 @@ impl ExpertRange {
             return Err(ShapeError {
                 axis: "rank",
                 got: rank,
-                must: "be below the number of ranks (ranks count from 0)",
+                must: "be below the number of ranks (ranks count from 0); choose a lower one, or give more ranks",
             });
         }
         let (share, longer) = (experts / ranks, experts % ranks);

@@ -46,7 +46,7 @@ pub enum CallError {
         max_tokens: usize,
     },
     /// A buffer is too small.
-    #[error("{argument} has {found_bytes} bytes, but {tokens} tokens need {needed_bytes}")]
+    #[error("{argument} has {found_bytes} bytes, but {tokens} tokens need {needed_bytes}; give a larger buffer")]
     TooSmall {
         /// Which argument.
         argument: &'static str,
@@ -70,7 +70,7 @@ pub enum CallError {
         alignment: u64,
     },
     /// An element type that an argument cannot have.
-    #[error("{argument} is {found:?}, but must be {must}")]
+    #[error("{argument} is {found:?}, but must be {must}; convert it")]
     Element {
         /// Which argument.
         argument: &'static str,
