@@ -54,6 +54,12 @@ pub struct RandomExperts {
 /// Bytes of the pool behind a matrix's own length: how far apart the experts' places can be.
 const POOL_SPREAD_BYTES: usize = 1 << 16;
 
+/// Bytes of codes and of block scales in the pool.
+const fn pool_bytes(shape: &MoeShape) -> (usize, usize) {
+    let elems = shape.hidden * shape.intermediate;
+    (elems / 2 + POOL_SPREAD_BYTES, elems / BLOCK + POOL_SPREAD_BYTES)
+}
+
 impl RandomExperts {
     /// Experts of a layer of this shape; the same seed gives the same experts.
     ///
@@ -62,6 +68,13 @@ impl RandomExperts {
     #[must_use]
     pub fn new(shape: MoeShape, gated: bool, input_scales: RandomInputScales, seed: u64) -> Self {
         Self::try_new(shape, gated, input_scales, seed).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Bytes of memory that the experts of this shape take; the largest number where that is beyond all memory.
+    #[must_use]
+    pub const fn bytes(shape: &MoeShape) -> usize {
+        let (codes, scales) = pool_bytes(shape);
+        codes.saturating_add(scales)
     }
 
     /// As [`Self::new`], for shapes that may be larger than memory.
@@ -75,9 +88,9 @@ impl RandomExperts {
         seed: u64,
     ) -> Result<Self, OutOfMemory> {
         let mut rng = StdRng::seed_from_u64(seed);
-        let elems = shape.hidden * shape.intermediate;
-        let mut codes = memory::zeros("random codes", elems / 2 + POOL_SPREAD_BYTES)?;
-        let mut scales = memory::zeros("random block scales", elems / BLOCK + POOL_SPREAD_BYTES)?;
+        let (codes_bytes, scales_bytes) = pool_bytes(&shape);
+        let mut codes = memory::zeros("random codes", codes_bytes)?;
+        let mut scales = memory::zeros("random block scales", scales_bytes)?;
         rng.fill_bytes(&mut codes);
         scales.fill_with(|| rng.random_range(0x30..=0x40));
         Ok(Self { shape, gated, input_scales, codes, scales })
@@ -112,7 +125,7 @@ impl RandomExperts {
 impl ExpertSource for RandomExperts {
     fn expert(&self, global_index: usize) -> Result<RawExpert<'_>, SourceError> {
         if global_index >= self.shape.experts {
-            let must = "be below the number of experts of the layer";
+            let must = "be below the number of experts of the layer; choose a lower one";
             return Err(ShapeError { axis: "expert", got: global_index, must }.into());
         }
         let MoeShape { hidden, intermediate, .. } = self.shape;

@@ -7,6 +7,7 @@ mod forward_report;
 mod generate;
 mod inspect;
 mod load;
+mod numbers;
 mod plain_read;
 mod progress;
 mod random_inputs;
@@ -98,6 +99,11 @@ fn emit(text: &str) -> anyhow::Result<()> {
         }
         written => Ok(written?),
     }
+}
+
+/// As [`emit`], where a verdict follows: that nobody reads the report any more does not change it.
+fn emit_report(text: &str) -> anyhow::Result<()> {
+    emit(text).or_else(|error| if is_broken_pipe(&error) { Ok(()) } else { Err(error) })
 }
 
 /// Bytes for people.
