@@ -79,10 +79,21 @@ fn the_text_says_what_is_missing() {
 fn bad_requests_are_named() {
     let shape = ["--shape", "64x32x4x2"];
     refused(&["--tokens", "1"], &["--shape"]);
-    refused(&["--shape", "gpt"], &["must be all", "qwen3-30b"]);
+    refused(&["--shape", "gpt"], &["must be all, one of", "qwen3-30b"]);
     refused(&["--shape", "24x16x1x1"], &["hidden is 24", "multiple of 16"]);
     refused(&[&shape[..], &["--tokens", "0"]].concat(), &["--tokens"]);
-    refused(&[&shape[..], &["--matmul-tflops", "0"]].concat(), &["above 0"]);
+    for rate in ["0", "-1", "NaN", "inf"] {
+        refused(
+            &[&shape[..], &["--matmul-tflops", rate]].concat(),
+            &[&format!("'{rate}'"), "--matmul-tflops", "above 0"],
+        );
+    }
+    refused(&[&shape[..], &["--tokens", "1,-1"]].concat(), &["'-1'", "--tokens", "whole number"]);
+    refused(&[&shape[..], &["--iterations", "4294967295"]].concat(), &["--iterations", "1..=10000"]);
+    // Before anything is measured: nothing is printed either.
+    let limit = ["a workspace for 5000000000 tokens", "4294967294 tokens are the most", "split the batch"];
+    refused(&["--shape", "16x16x1x1", "--tokens", "1,5000000000"], &limit);
+    refused(&["--shape", "1048576x16x1x1", "--tokens", "1,4000000000"], &["random hidden states would take"]);
     refused(&[&shape[..], &["--peers", "/no/such/file"]].concat(), &["cannot read /no/such/file"]);
     for (shape, part) in [
         ("0x0x0x0", "hidden is 0"),

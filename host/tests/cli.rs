@@ -1,115 +1,19 @@
 //! The program as a user meets it: exit codes, messages and reports, on the golden checkpoints and on broken copies.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod program;
 
-use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use program::{
+    copy_of, golden, header_of, program, refused, rename, report, run, set_scalar, stderr, stdout, with_config,
+    with_header,
+};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const GOLDEN: [&str; 5] = ["qwen3_moe", "deepseek_v3", "ragged", "deepseek_v4_named", "compressed_tensors"];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
-}
-
-fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_nvfp4-moe"))
-}
-
-/// Runs the program on a checkpoint, on the CPU unless `args` say otherwise.
-fn run(verb: &str, checkpoint: &Path, args: &[&str]) -> Output {
-    let mut command = program();
-    command.arg(verb).arg(checkpoint);
-    if !args.contains(&"--device") {
-        command.args(["--device", "cpu"]);
-    }
-    command.args(args).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-/// A successful run's JSON.
-#[track_caller]
-fn report(verb: &str, checkpoint: &Path, args: &[&str]) -> Value {
-    let output = run(verb, checkpoint, &[args, &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// A run that must be an error: exit code 2, nothing on stdout, no panic, and these parts in its message.
-#[track_caller]
-fn refused(output: &Output, parts: &[&str]) {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{}{text}", stdout(output));
-    assert!(!text.contains("panicked"), "{text}");
-    assert!(output.stdout.is_empty(), "{}", stdout(output));
-    for part in parts {
-        assert!(text.contains(part), "{part:?} is not in: {text}");
-    }
-}
-
-/// A copy of a golden checkpoint, to be broken.
-fn copy_of(name: &str) -> TempDir {
-    let copy = TempDir::new().unwrap();
-    for file in fs::read_dir(golden(name)).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
-    }
-    copy
-}
-
-/// The header of a safetensors file, and where the data start.
-fn header_of(bytes: &[u8]) -> (Map<String, Value>, usize) {
-    let start = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
-    (serde_json::from_slice(&bytes[8..start]).unwrap(), start)
-}
-
-/// A copy whose model.safetensors has another header; the data stay.
-fn with_header(name: &str, edit: impl FnOnce(&mut Map<String, Value>)) -> TempDir {
-    let copy = copy_of(name);
-    let path = copy.path().join("model.safetensors");
-    let bytes = fs::read(&path).unwrap();
-    let (mut header, start) = header_of(&bytes);
-    edit(&mut header);
-    let mut header = serde_json::to_vec(&header).unwrap();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[start..]].concat()).unwrap();
-    copy
-}
-
-fn with_config(name: &str, key: &str, value: Value) -> TempDir {
-    let copy = copy_of(name);
-    let path = copy.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config[key] = value;
-    fs::write(&path, config.to_string()).unwrap();
-    copy
-}
-
-/// Renames tensors; the bytes stay where they are.
-fn rename(header: &mut Map<String, Value>, from: &str, to: &str) {
-    for name in header.keys().filter(|name| name.contains(from)).cloned().collect::<Vec<_>>() {
-        let entry = header.remove(&name).unwrap();
-        header.insert(name.replace(from, to), entry);
-    }
-}
-
-/// Writes one F32 tensor's value.
-fn set_scalar(checkpoint: &TempDir, tensor: &str, value: f32) {
-    let path = checkpoint.path().join("model.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    let (header, start) = header_of(&bytes);
-    let at = start + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
-    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    fs::write(&path, bytes).unwrap();
-}
 
 #[test]
 fn every_golden_checkpoint_is_met_in_every_scale_mode() {
@@ -170,18 +74,21 @@ fn random_inputs_are_seeded() {
     let first = output_of("first", "1");
     assert!(first == output_of("again", "1"));
     assert!(first != output_of("other", "2"));
-    assert_eq!(report("forward", &golden("ragged"), &["--tokens", "0"])["tokens"], 0);
+    let none = report("forward", &golden("ragged"), &["--tokens", "0"]);
+    assert_eq!((&none["tokens"], &none["forward_ms"]), (&json!(0), &Value::Null), "nothing took no time");
+    let text = stdout(&run("forward", &golden("ragged"), &["--tokens", "0"]));
+    assert!(text.contains("time        - (no tokens), ") && !text.contains("median"), "{text}");
 }
 
 #[test]
 fn flags_override_the_config() {
     let qwen = golden("qwen3_moe");
     let copy = with_config("qwen3_moe", "hidden_act", json!("gelu"));
-    refused(&run("forward", copy.path(), &[]), &["hidden_act", "gelu", "not supported"]);
+    refused(&run("forward", copy.path(), &[]), &["hidden_act", "gelu", "not supported", "--activation"]);
     assert_eq!(report("forward", copy.path(), &["--activation", "swiglu"])["activation"], "SwiGLU");
     assert_eq!(report("forward", &qwen, &["--swiglu-limit", "7"])["activation"], "SwiGLU with limit 7");
     refused(&run("forward", &qwen, &["--activation", "relu2"]), &["expert 0 has a gate matrix"]);
-    refused(&run("forward", &qwen, &["--swiglu-limit", "0"]), &["limit is 0.0", "above 0"]);
+    refused(&run("forward", &qwen, &["--swiglu-limit", "0"]), &["--swiglu-limit", "above 0"]);
     refused(&run("forward", &qwen, &["--activation", "relu2", "--swiglu-limit", "7"]), &["relu2 has none"]);
     let copy = with_config("qwen3_moe", "num_experts_per_tok", Value::Null);
     assert_eq!(report("forward", copy.path(), &[])["topk"], 2, "the inputs say it");
@@ -276,7 +183,7 @@ fn bad_requests_are_named() {
     let cases: [(&[&str], &[&str]); 13] = [
         (&["--layer", "7"], &["layer 7 has no experts", "0"]),
         (&["--ranks", "0"], &["ranks is 0", "at least 1"]),
-        (&["--ranks", "5", "--rank", "5"], &["rank is 5", "below"]),
+        (&["--ranks", "5", "--rank", "5"], &["rank is 5", "below", "choose a lower one"]),
         (&["--rank", "1"], &["--ranks"]),
         (&["--expect", "nothing"], &["no tensor nothing", "expected"]),
         (&["--tokens", "2", "--expect", "expected"], &["--inputs"]),
@@ -284,7 +191,7 @@ fn bad_requests_are_named() {
         (&["--inputs", formats.to_str().unwrap()], &["no tensor hidden"]),
         (&["--inputs", "/no/such/file"], &["/no/such/file"]),
         (&["--inputs", elsewhere, "--tokens", "1"], &["cannot be used with"]),
-        (&["--tolerance", "NaN"], &["--tolerance is NaN"]),
+        (&["--tolerance", "NaN"], &["'NaN'", "--tolerance", "0 or more"]),
         (&["--device", "tpu"], &["no device \"tpu\"", "cuda:N"]),
         (&["--device", "cuda:4096"], &["--device cpu"]),
     ];
@@ -304,7 +211,7 @@ fn sizes_beyond_all_bounds_are_named() {
         refused(&run("forward", &qwen, &["--tokens", tokens]), &["hidden states would take", "fewer tokens"]);
     }
     let copy = with_config("qwen3_moe", "num_experts_per_tok", json!(1u64 << 63));
-    refused(&run("inspect", copy.path(), &[]), &["topk is 9223372036854775808", "at most 1048576"]);
+    refused(&run("inspect", copy.path(), &[]), &["num_experts_per_tok = 9223372036854775808", "must be 1 to 8"]);
 }
 
 #[test]
@@ -371,7 +278,7 @@ fn unusual_files_are_named_or_work() {
     for name in ["config.json", "model.safetensors", "io.safetensors"] {
         symlink(copy.path().join(name), odd.join(name)).unwrap();
     }
-    for verb in ["inspect", "forward"] {
+    for verb in ["inspect", "forward", "load"] {
         assert!(report(verb, &odd, &[])["checkpoint"].as_str().unwrap().ends_with("\u{fffd}model"));
     }
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -379,18 +286,32 @@ fn unusual_files_are_named_or_work() {
     refused(&output, &["standard output", "No space left"]);
 }
 
+/// The exit code is what it would be with a reader.
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    for verb in ["inspect", "forward"] {
+    let bad = copy_of("qwen3_moe");
+    set_scalar(&bad, "model.layers.0.mlp.experts.1.up_proj.weight_scale_2", f32::NAN);
+    let good = golden("qwen3_moe");
+    let cases: [(&str, &Path, &[&str], i32, &str); 6] = [
+        ("inspect", &good, &[], 0, ""),
+        ("forward", &good, &[], 0, ""),
+        ("load", &good, &["--repeats", "1"], 0, ""),
+        ("inspect", bad.path(), &[], 2, "weight_scale_2 is NaN"),
+        ("forward", &good, &["--expect", "routed_out"], 1, ""),
+        ("load", &good, &["--repeats", "1", "--at-least", "1e9"], 1, ""),
+    ];
+    for (verb, checkpoint, args, code, said) in cases {
         let mut child = program()
-            .args([verb, golden("qwen3_moe").to_str().unwrap(), "--device", "cpu"])
+            .args([verb, checkpoint.to_str().unwrap(), "--device", "cpu"])
+            .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
-        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+        assert_eq!(output.status.code(), Some(code), "{verb} {args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said) && stderr(&output).is_empty() == said.is_empty(), "{}", stderr(&output));
     }
 }
 

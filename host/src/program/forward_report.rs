@@ -35,6 +35,7 @@ pub(super) struct Report<'a> {
     pub(super) spec: &'a LayerSpec,
     pub(super) tokens: usize,
     pub(super) config_topk: Option<usize>,
+    pub(super) experts_unsaid: Option<&'static str>,
     pub(super) source: Source<'a>,
     pub(super) ranks: Option<usize>,
     pub(super) rank: Option<usize>,
@@ -47,13 +48,19 @@ pub(super) struct Report<'a> {
     pub(super) load_ms: f64,
     pub(super) forward_ms: f64,
     pub(super) runs: usize,
-    pub(super) passed: bool,
+    /// `None` where nothing was compared.
+    pub(super) passed: Option<bool>,
 }
 
 impl Report<'_> {
     /// NaN where there should be none; without an expectation every NaN counts.
     fn nan_count(&self) -> usize {
         self.comparison.map_or(self.output_nan_count, |comparison| comparison.nan_count)
+    }
+
+    /// How long a forward took; nothing happens in one without tokens.
+    fn timed_ms(&self) -> Option<f64> {
+        (self.tokens > 0).then_some(self.forward_ms)
     }
 
     /// One object. Numbers that are not finite are strings, since JSON has none; it has no paths that are not UTF-8
@@ -75,9 +82,11 @@ impl Report<'_> {
             "checkpoint": self.checkpoint.to_string_lossy(),
             "layer": self.layer,
             "experts": self.spec.shape.experts,
+            "experts_from": if self.experts_unsaid.is_some() { "tensors" } else { "config.json" },
             "hidden": self.spec.shape.hidden,
             "intermediate": self.spec.shape.intermediate,
             "topk": self.spec.shape.topk,
+            "config_topk": self.config_topk,
             "activation": self.spec.activation.to_string(),
             "scales": scales_label(self.spec.scales),
             "ranks": self.ranks,
@@ -101,7 +110,7 @@ impl Report<'_> {
             })),
             "nan_count": self.nan_count(),
             "load_ms": self.load_ms,
-            "forward_ms": self.forward_ms,
+            "forward_ms": self.timed_ms(),
             "runs": self.runs,
             "passed": self.passed,
         })
@@ -127,6 +136,9 @@ impl Report<'_> {
             self.spec.activation,
             scales_label(self.spec.scales)
         )?;
+        if let Some(why) = self.experts_unsaid {
+            writeln!(out, "            ({} experts, as the tensors say: {why})", shape.experts)?;
+        }
         if let Some(config) = self.config_topk
             && config != shape.topk
         {
@@ -154,8 +166,11 @@ impl Report<'_> {
             self.runner.device_name(),
             self.runner.reason()
         )?;
-        write!(out, "time        {} a forward", human_ms(self.forward_ms))?;
-        if self.runs > 1 {
+        match self.timed_ms() {
+            Some(ms) => write!(out, "time        {} a forward", human_ms(ms))?,
+            None => write!(out, "time        - (no tokens)")?,
+        }
+        if self.runs > 1 && self.tokens > 0 {
             write!(out, " (median of {}, all with the same bits)", self.runs)?;
         }
         writeln!(out, ", {} to load", human_ms(self.load_ms))?;
@@ -187,7 +202,7 @@ impl Report<'_> {
                 place.row, place.column, place.got, place.expected
             )?;
         }
-        writeln!(out, "{}", if self.passed { "PASSED" } else { "FAILED" })
+        writeln!(out, "{}", if self.passed == Some(true) { "PASSED" } else { "FAILED" })
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use nvfp4_moe::checkpoint::{Checkpoint, ExpertFormat, InputScales, LayerInfo};
+use nvfp4_moe::checkpoint::{Checkpoint, CheckpointError, ExpertFormat, InputScales, LayerInfo, LayerView};
 use nvfp4_moe::cpu;
 use nvfp4_moe::harness::{DeviceChoice, LayerRequest, Runner};
 use nvfp4_moe::plan::Plan;
@@ -13,7 +13,8 @@ use nvfp4_moe::spec::LayerSpec;
 use serde_json::{Value, json};
 
 use super::choices::scales_label;
-use super::{Verdict, emit, human_bytes};
+use super::forward::experts_unsaid;
+use super::{Verdict, emit_report, human_bytes, numbers};
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArgs {
@@ -24,9 +25,11 @@ pub(super) struct InspectArgs {
     device: DeviceChoice,
     /// Most tokens of a call that the plan is for
     #[arg(long, default_value_t = 4096, value_name = "N")]
+    #[arg(allow_negative_numbers = true, value_parser = numbers::whole::<usize>)]
     max_tokens: usize,
     /// Ranks that the experts are spread over; the plan is for the first, which has the most
     #[arg(long, default_value_t = 1, value_name = "R")]
+    #[arg(allow_negative_numbers = true, value_parser = numbers::whole::<usize>)]
     ranks: usize,
     /// Print one JSON object
     #[arg(long)]
@@ -46,23 +49,61 @@ struct Needs {
 pub(super) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     let runner = Runner::choose(args.device)?;
-    let usable = checkpoint.layers().iter().find(|layer| layer.format == ExpertFormat::Nvfp4);
-    let needs = usable.map(|info| needs(&checkpoint, info.index, &runner, args)).transpose()?;
+    let layers: Vec<Layer<'_>> = checkpoint.layers().iter().map(|info| Layer::of(&checkpoint, info)).collect();
+    let usable = layers.iter().find_map(|layer| layer.view.as_ref()?.as_ref().ok());
+    let needs = usable.map(|view| needs(view, &runner, args)).transpose()?;
     let text = if args.json {
         let object = json!({
             "checkpoint": args.checkpoint.to_string_lossy(),
             "files": checkpoint.files(),
             "tensors": checkpoint.tensors(),
             "topk": checkpoint.topk(),
-            "layers": checkpoint.layers().iter().map(|info| layer_json(&checkpoint, info)).collect::<Vec<_>>(),
+            "experts_from": if experts_unsaid(&checkpoint).is_some() { "tensors" } else { "config.json" },
+            "layers": layers.iter().map(layer_json).collect::<Vec<_>>(),
             "plan": needs.map(|needs| needs_json(&needs, &runner, args)),
         });
         format!("{object:#}\n")
     } else {
-        report(&checkpoint, needs.as_ref(), &runner, args)?
+        report(&checkpoint, &layers, needs.as_ref(), &runner, args)?
     };
-    emit(&text)?;
-    Ok(Verdict::Passed)
+    emit_report(&text)?;
+    let mut errors = layers.iter().filter_map(|layer| layer.error());
+    match (errors.next(), errors.count()) {
+        (None, _) => Ok(Verdict::Passed),
+        (Some(error), 0) => anyhow::bail!("{error}"),
+        (Some(error), more) => anyhow::bail!("{error}; {more} more layer(s) cannot be used"),
+    }
+}
+
+/// A layer, and what there is to say about it before its weights are read.
+struct Layer<'a> {
+    info: &'a LayerInfo,
+    /// `None` for a layer that is not NVFP4; an error for one that a forward would refuse.
+    view: Option<Result<LayerView<'a>, CheckpointError>>,
+}
+
+impl<'a> Layer<'a> {
+    fn of(checkpoint: &'a Checkpoint, info: &'a LayerInfo) -> Self {
+        let checked = || {
+            let view = checkpoint.layer(info.index)?;
+            view.check_global_scales()?;
+            Ok(view)
+        };
+        Self { info, view: (info.format == ExpertFormat::Nvfp4).then(checked) }
+    }
+
+    fn error(&self) -> Option<&CheckpointError> {
+        self.view.as_ref()?.as_ref().err()
+    }
+
+    /// The activation in words, or why the layer cannot be used.
+    fn activation(&self) -> String {
+        match &self.view {
+            None => "-".to_owned(),
+            Some(Ok(view)) => view.activation().to_string(),
+            Some(Err(error)) => format!("cannot be used: {error}"),
+        }
+    }
 }
 
 /// Which kernels a plan runs, and why.
@@ -71,11 +112,11 @@ fn chosen_kernels(plan: &Plan) -> String {
     format!("{}; this GPU has {major}.{minor}", plan.kernels().description())
 }
 
-fn needs(checkpoint: &Checkpoint, layer: usize, runner: &Runner, args: &InspectArgs) -> anyhow::Result<Needs> {
-    let view = checkpoint.layer(layer)?;
+fn needs(view: &LayerView<'_>, runner: &Runner, args: &InspectArgs) -> anyhow::Result<Needs> {
+    let layer = view.index();
     let experts = ExpertRange::of_rank(view.experts(), args.ranks, 0)?;
-    let request = LayerRequest { topk: checkpoint.topk().unwrap_or(1), scales: None, activation: None };
-    let spec = request.spec(&view, experts)?;
+    let request = LayerRequest { topk: view.topk().unwrap_or(1), scales: None, activation: None };
+    let spec = request.spec(view, experts)?;
     if let Some(engine) = runner.engine() {
         let plan = Plan::new(spec, &engine.device().limits(), args.max_tokens)?;
         let regions = plan.regions().iter().map(|span| (format!("{:?}", span.region), span.bytes));
@@ -88,6 +129,7 @@ fn needs(checkpoint: &Checkpoint, layer: usize, runner: &Runner, args: &InspectA
             workspace_bytes: plan.workspace_bytes(),
         });
     }
+    cpu::Workspace::check_tokens(&spec, args.max_tokens)?;
     let parts = cpu::Workspace::planned_parts(&spec, args.max_tokens);
     Ok(Needs {
         layer,
@@ -99,19 +141,9 @@ fn needs(checkpoint: &Checkpoint, layer: usize, runner: &Runner, args: &InspectA
     })
 }
 
-/// The activation in words, or why it cannot be used.
-fn activation(checkpoint: &Checkpoint, info: &LayerInfo) -> String {
-    if info.format != ExpertFormat::Nvfp4 {
-        return "-".to_owned();
-    }
-    match checkpoint.layer(info.index) {
-        Ok(view) => view.activation().to_string(),
-        Err(error) => format!("cannot be used: {error}"),
-    }
-}
-
 fn report(
     checkpoint: &Checkpoint,
+    layers: &[Layer<'_>],
     needs: Option<&Needs>,
     runner: &Runner,
     args: &InspectArgs,
@@ -127,6 +159,9 @@ fn report(
         checkpoint.tensors(),
         checkpoint.layers().len()
     )?;
+    if let Some(why) = experts_unsaid(checkpoint) {
+        writeln!(out, "as many experts as the tensors say: {why}")?;
+    }
     let header = ["layer", "format", "names", "experts", "hidden", "intermediate", "input scales", "packed"];
     let mut rows = vec![header.map(str::to_owned)];
     for info in checkpoint.layers() {
@@ -144,13 +179,13 @@ fn report(
     out.push('\n');
     write_table(&mut out, &rows);
     out.push('\n');
-    for info in checkpoint.layers() {
-        writeln!(out, "layer {}: {}", info.index, remarks(checkpoint, info).join("; "))?;
+    for layer in layers {
+        writeln!(out, "layer {}: {}", layer.info.index, remarks(layer).join("; "))?;
     }
     let total: u64 = checkpoint.layers().iter().map(|info| info.nvfp4_bytes).sum();
     writeln!(out, "all layers: {} of NVFP4 codes and block scales", human_bytes(total))?;
     let Some(needs) = needs else {
-        writeln!(out, "\nno layer is NVFP4, so there is nothing to plan")?;
+        writeln!(out, "\nno layer is NVFP4 and can be used, so there is nothing to plan")?;
         return Ok(out);
     };
     writeln!(out, "\nplan of layer {} for up to {} tokens on {}", needs.layer, args.max_tokens, runner.device_name())?;
@@ -173,9 +208,10 @@ fn report(
 }
 
 /// What is worth saying about a layer beside the table.
-fn remarks(checkpoint: &Checkpoint, info: &LayerInfo) -> Vec<String> {
-    let mut remarks = vec![info.module.clone(), activation(checkpoint, info)];
-    if info.format != ExpertFormat::Nvfp4 {
+fn remarks(layer: &Layer<'_>) -> Vec<String> {
+    let info = layer.info;
+    let mut remarks = vec![info.module.clone(), layer.activation()];
+    if !matches!(layer.view, Some(Ok(_))) {
         return remarks;
     }
     if !info.gated {
@@ -203,7 +239,8 @@ fn write_table<const N: usize>(out: &mut String, rows: &[[String; N]]) {
     }
 }
 
-fn layer_json(checkpoint: &Checkpoint, info: &LayerInfo) -> Value {
+fn layer_json(layer: &Layer<'_>) -> Value {
+    let info = layer.info;
     json!({
         "index": info.index,
         "module": info.module,
@@ -213,7 +250,8 @@ fn layer_json(checkpoint: &Checkpoint, info: &LayerInfo) -> Value {
         "hidden": info.hidden,
         "intermediate": info.intermediate,
         "gated": info.gated,
-        "activation": activation(checkpoint, info),
+        "activation": layer.activation(),
+        "error": layer.error().map(CheckpointError::to_string),
         "l1_input_scales": info.l1_input_scales.to_string(),
         "l2_input_scales": info.l2_input_scales.to_string(),
         "gate_up_differ": info.gate_up_differ,

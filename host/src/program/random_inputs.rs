@@ -22,19 +22,31 @@ pub(super) struct RandomInputs {
 }
 
 impl RandomInputs {
-    /// `tokens` tokens, each with `topk` distinct experts of all of the layer's and weights that sum to 1. The same
-    /// seed gives the same inputs.
-    pub(super) fn new(shape: &MoeShape, tokens: usize, seed: u64) -> anyhow::Result<Self> {
-        let &MoeShape { hidden, experts, topk, .. } = shape;
-        if topk > experts {
-            anyhow::bail!("topk is {topk}, but must be at most the layer's {experts} experts for random inputs");
-        }
-        let mut random = Self {
+    /// Checks that there is memory for so many tokens, without taking it.
+    pub(super) fn check_room(shape: &MoeShape, tokens: usize) -> anyhow::Result<()> {
+        Self::room(shape, tokens).map(drop)
+    }
+
+    fn room(shape: &MoeShape, tokens: usize) -> anyhow::Result<Self> {
+        let &MoeShape { hidden, topk, .. } = shape;
+        Ok(Self {
             hidden: memory::zeros("random hidden states", tokens.saturating_mul(hidden))?,
             topk_ids: memory::room("random expert ids", tokens.saturating_mul(topk))?,
             topk_weights: memory::room("random router weights", tokens.saturating_mul(topk))?,
             topk,
-        };
+        })
+    }
+
+    /// `tokens` tokens, each with `topk` distinct experts of all of the layer's and weights that sum to 1. The same
+    /// seed gives the same inputs.
+    pub(super) fn new(shape: &MoeShape, tokens: usize, seed: u64) -> anyhow::Result<Self> {
+        let &MoeShape { experts, topk, .. } = shape;
+        if topk > experts {
+            anyhow::bail!(
+                "topk is {topk}, but must be at most the layer's {experts} experts for random inputs; give --inputs"
+            );
+        }
+        let mut random = Self::room(shape, tokens)?;
         // A seed for each piece, so that threads share the work and their number changes nothing.
         random.hidden.par_chunks_mut(PIECE_ELEMS).enumerate().for_each(|(piece, elements)| {
             let mut rng = StdRng::seed_from_u64(seed.wrapping_add((piece as u64 + 1) << 32));

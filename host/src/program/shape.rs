@@ -23,7 +23,10 @@ impl FromStr for NamedShapes {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let names: Vec<&str> = if text == "all" { MODELS.iter().map(|model| model.name).collect() } else { vec![text] };
-        names.into_iter().map(str::parse).collect::<Result<_, _>>().map(Self)
+        names.into_iter().map(str::parse).collect::<Result<_, _>>().map(Self).map_err(|error: String| {
+            // Where one layer is meant, `all` is none.
+            error.replacen("it must be one of", "it must be all, one of", 1)
+        })
     }
 }
 
@@ -39,12 +42,14 @@ impl FromStr for NamedShape {
         else {
             let names = MODELS.map(|model| model.name).join(", ");
             return Err(format!(
-                "it must be all, one of {names}, or HIDDENxINTERMEDIATExEXPERTSxTOPK such as 2048x768x128x8"
+                "it must be one of {names}, or HIDDENxINTERMEDIATExEXPERTSxTOPK such as 2048x768x128x8"
             ));
         };
         let shape = MoeShape::new(hidden, intermediate, experts, topk).map_err(|error| error.to_string())?;
         if topk > experts {
-            return Err(format!("topk is {topk}, but must be at most the rank's {experts} experts"));
+            return Err(format!(
+                "topk is {topk}, but must be at most the rank's {experts} experts; give fewer, or more experts"
+            ));
         }
         Ok(Self { name: text.to_owned(), shape, limit: None })
     }
@@ -65,8 +70,14 @@ mod tests {
         let names: Vec<_> = "all".parse::<NamedShapes>().unwrap().0.into_iter().map(|shape| shape.name).collect();
         assert_eq!(names, MODELS.map(|model| model.name));
         assert_eq!("320x176x5x2".parse::<NamedShapes>().unwrap().0[0].shape, shape);
-        assert!("gpt".parse::<NamedShapes>().unwrap_err().contains("must be all"));
-        for (text, part) in [("gpt", "one of"), ("1x2x3", "one of"), ("24x16x2x1", "hidden"), ("16x16x2x3", "topk")] {
+        assert!("gpt".parse::<NamedShapes>().unwrap_err().contains("must be all, one of"));
+        for (text, part) in [
+            ("gpt", "must be one of"),
+            ("all", "must be one of"),
+            ("1x2x3", "must be one of"),
+            ("24x16x2x1", "hidden"),
+            ("16x16x2x3", "topk"),
+        ] {
             let error = text.parse::<NamedShape>().unwrap_err();
             assert!(error.contains(part), "{error}");
         }

@@ -10,19 +10,24 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use nvfp4_moe::activation::Activation;
+use nvfp4_moe::cpu::{MoeLayer, Workspace};
 use nvfp4_moe::harness::{DeviceChoice, Runner};
 use nvfp4_moe::io::{Inputs, ScaleMode};
 use nvfp4_moe::measurement::{BENCH_FORMAT, Ceilings, Floors, Measurement, Peers, Row, ShapeTimes, StageTime};
+use nvfp4_moe::memory;
+use nvfp4_moe::plan::Plan;
 use nvfp4_moe::shape::ExpertRange;
 use nvfp4_moe::spec::LayerSpec;
 use nvfp4_moe::weights::{RandomExperts, RandomInputScales};
 
 use super::choices::{Scales, scales_label};
+use super::numbers;
 use super::random_inputs::RandomInputs;
 use super::shape::{NamedShape, NamedShapes};
 use super::{Verdict, emit};
 
-/// Most different batches that take turns.
+/// How many different batches take turns.
+const LEAST_BATCHES: usize = 2;
 const MOST_BATCHES: usize = 32;
 
 /// How often the L2 (or last-level cache) must be filled before a batch's experts are read again.
@@ -45,6 +50,7 @@ pub(super) struct BenchArgs {
     /// Numbers of tokens, separated by commas [default: 1,4,16,64,128,256,512,1024,2048,4096,8192,16384,32768; up to 64
     /// on the CPU]
     #[arg(long, value_delimiter = ',', value_name = "T,..")]
+    #[arg(allow_negative_numbers = true, value_parser = numbers::whole::<usize>)]
     tokens: Vec<usize>,
     /// Device: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
@@ -53,10 +59,11 @@ pub(super) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Scales::Static)]
     scales: Scales,
     /// Timed replays on a GPU; the most forwards on the CPU, where large batches take fewer
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(allow_negative_numbers = true)]
     iterations: u32,
     /// Rate of a large dense bf16 matrix product on this device, in TFLOP/s: the second ceiling
-    #[arg(long, value_name = "X", value_parser = rate)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = numbers::above_0::<f64>)]
     matmul_tflops: Option<f64>,
     /// Take that rate from what tests/peers/peers.py wrote on this device
     #[arg(long, value_name = "FILE", conflicts_with = "matmul_tflops")]
@@ -70,11 +77,6 @@ pub(super) struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| "it must be a number of TFLOP/s above 0, such as 799".to_owned())
 }
 
 /// Of one number of tokens.
@@ -123,6 +125,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         }
     }
     let runner = Runner::choose(args.device)?;
+    let requests =
+        shapes.into_iter().map(|shape| Request::new(args, shape, &runner)).collect::<anyhow::Result<Vec<_>>>()?;
     let (read_gb_per_s, copy_gb_per_s) = match runner.engine() {
         Some(engine) => gpu::memory_rates(engine)?,
         None => cpu::memory_rates(),
@@ -139,8 +143,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     if !args.json {
         emit(&report::head(&measured))?;
     }
-    for shape in shapes {
-        let times = measure_shape(args, shape, &runner, &measured.ceilings)?;
+    for request in &requests {
+        let times = measure_shape(args, request, &runner, &measured.ceilings)?;
         measured.shapes.push(times);
     }
     if args.json {
@@ -163,38 +167,68 @@ fn peers_rate(path: &Path) -> anyhow::Result<f64> {
     }
 }
 
+/// A layer to measure, with these numbers of tokens.
+struct Request<'a> {
+    name: &'a str,
+    spec: LayerSpec,
+    tokens: Vec<usize>,
+}
+
+impl<'a> Request<'a> {
+    /// Checks what can be known before anything is measured: hours of others' measurements would be lost later.
+    fn new(args: &BenchArgs, bench_shape: &'a NamedShape, runner: &Runner) -> anyhow::Result<Self> {
+        let shape = bench_shape.shape;
+        let spec = LayerSpec {
+            shape,
+            experts: ExpertRange::all(shape.experts),
+            activation: Activation::SwiGlu { limit: bench_shape.limit },
+            scales: args.scales.mode().unwrap_or(ScaleMode::Static),
+            shared_l1_scale: true,
+        };
+        let tokens: Vec<usize> = match (&*args.tokens, runner.engine()) {
+            ([], Some(_)) => TOKENS.to_vec(),
+            ([], None) => TOKENS.into_iter().filter(|&tokens| tokens <= MOST_CPU_TOKENS).collect(),
+            (given, _) => given.to_vec(),
+        };
+        let request = Self { name: &bench_shape.name, spec, tokens };
+        match runner.engine() {
+            Some(engine) => {
+                Plan::new(spec, &engine.device().limits(), request.most_tokens())?;
+            }
+            None => {
+                Workspace::check_tokens(&spec, request.most_tokens())?;
+                drop(memory::room::<u8>("the packed weights", MoeLayer::planned_weight_bytes(&spec))?);
+            }
+        }
+        RandomInputs::check_room(&shape, request.most_tokens().saturating_mul(LEAST_BATCHES))?;
+        Ok(request)
+    }
+
+    fn most_tokens(&self) -> usize {
+        self.tokens.iter().copied().max().unwrap_or(1)
+    }
+}
+
 fn measure_shape(
     args: &BenchArgs,
-    bench_shape: &NamedShape,
+    request: &Request<'_>,
     runner: &Runner,
     ceilings: &Ceilings,
 ) -> anyhow::Result<ShapeTimes> {
-    let shape = bench_shape.shape;
-    let spec = LayerSpec {
-        shape,
-        experts: ExpertRange::all(shape.experts),
-        activation: Activation::SwiGlu { limit: bench_shape.limit },
-        scales: args.scales.mode().unwrap_or(ScaleMode::Static),
-        shared_l1_scale: true,
-    };
-    let tokens: Vec<usize> = match (&*args.tokens, runner.engine()) {
-        ([], Some(_)) => TOKENS.to_vec(),
-        ([], None) => TOKENS.into_iter().filter(|&tokens| tokens <= MOST_CPU_TOKENS).collect(),
-        (given, _) => given.to_vec(),
-    };
+    let Request { name, spec, tokens } = request;
+    let shape = spec.shape;
     let source = RandomExperts::try_new(shape, true, RandomInputScales::SharedFirst, 0)?;
-    let most_tokens = tokens.iter().copied().max().unwrap_or(1);
-    let least_touched = tokens.iter().map(|&tokens| expected_touched_bytes(&spec, tokens)).fold(f64::MAX, f64::min);
+    let least_touched = tokens.iter().map(|&tokens| expected_touched_bytes(spec, tokens)).fold(f64::MAX, f64::min);
     let cache_bytes = runner.engine().map_or(cpu::CACHE_BYTES, |engine| u64::from(engine.device().limits().l2_bytes));
     let mut bench: Box<dyn Bench> = match runner.engine() {
         Some(engine) => {
             let copies = batches_of(cache_bytes, least_touched);
-            Box::new(gpu::GpuBench::load(engine, spec, &source, most_tokens, copies)?)
+            Box::new(gpu::GpuBench::load(engine, *spec, &source, request.most_tokens(), copies)?)
         }
-        None => Box::new(cpu::CpuBench::load(&spec, &source, most_tokens)?),
+        None => Box::new(cpu::CpuBench::load(spec, &source, request.most_tokens())?),
     };
     let mut times = ShapeTimes {
-        shape: bench_shape.name.clone(),
+        shape: (*name).to_owned(),
         hidden: shape.hidden,
         intermediate: shape.intermediate,
         experts: shape.experts,
@@ -205,9 +239,9 @@ fn measure_shape(
     if !args.json {
         emit(&report::shape_head(&times))?;
     }
-    for tokens in tokens {
-        let batches = batches_of(cache_bytes, expected_touched_bytes(&spec, tokens));
-        let (row, unchecked) = measure(args, &spec, &source, bench.as_mut(), ceilings, [tokens, batches])?;
+    for &tokens in tokens {
+        let batches = batches_of(cache_bytes, expected_touched_bytes(spec, tokens));
+        let (row, unchecked) = measure(args, spec, &source, bench.as_mut(), ceilings, [tokens, batches])?;
         if !args.json {
             emit(&report::row(&row, unchecked))?;
         }
@@ -290,7 +324,7 @@ fn expected_touched_bytes(spec: &LayerSpec, tokens: usize) -> f64 {
 /// Batches (and copies of the weights) that must take turns so that a cache does not hold what the next one reads.
 fn batches_of(cache_bytes: u64, touched_bytes: f64) -> usize {
     let batches = (CACHE_FILLS * cache_bytes as f64 / touched_bytes).ceil() as usize;
-    batches.clamp(2, MOST_BATCHES)
+    batches.clamp(LEAST_BATCHES, MOST_BATCHES)
 }
 
 fn touched_experts(batch: &Inputs<'_>, experts: usize) -> usize {
@@ -309,14 +343,6 @@ pub(super) fn median(times: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_rate_is_a_number_above_0() {
-        assert_eq!(rate("798.6"), Ok(798.6));
-        for text in ["", "fast", "0", "-1", "inf", "NaN"] {
-            assert!(rate(text).unwrap_err().contains("above 0"), "{text}");
-        }
-    }
 
     #[test]
     fn a_stage_is_compared_with_the_copy_ceiling() {
