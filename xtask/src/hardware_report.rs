@@ -94,9 +94,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
 /// How many GPUs, at least one.
 fn some_gpus(count: Result<u32, DriverError>) -> Result<u32> {
     let needs = "hardware-report describes the GPUs of the machine that it runs on; run it on one with a GPU";
-    match count.context(needs)? {
-        0 => bail!("{needs}: the driver sees none here"),
-        count => Ok(count),
+    // What the driver's errors advise is to do without a GPU.
+    match count {
+        Ok(0) => bail!("{needs}: the driver sees none here"),
+        Ok(count) => Ok(count),
+        Err(DriverError::NoDriver { detail }) => bail!("{needs}: no NVIDIA driver is installed here ({detail})"),
+        Err(DriverError::MissingSymbol { symbol }) => bail!("{needs} and a newer driver: this one has no {symbol}"),
+        Err(error) => Err(error).context(needs),
     }
 }
 
@@ -269,9 +273,11 @@ mod tests {
     #[test]
     fn without_a_gpu_there_is_an_error() {
         let no_driver = DriverError::NoDriver { detail: "libcuda.so.1 is missing".to_owned() };
-        for count in [Err(no_driver), Ok(0)] {
+        let no_symbol = DriverError::MissingSymbol { symbol: "cuInit" };
+        for (count, part) in [(Err(no_driver), "libcuda.so.1"), (Err(no_symbol), "cuInit"), (Ok(0), "sees none")] {
             let error = format!("{:#}", some_gpus(count).unwrap_err());
-            assert!(error.contains("run it on one with a GPU: "), "{error}");
+            assert!(error.contains("run it on one with a GPU") && error.contains(part), "{error}");
+            assert!(!error.contains("--device cpu"), "nothing that this verb has: {error}");
         }
         assert_eq!(some_gpus(Ok(2)).unwrap(), 2);
     }

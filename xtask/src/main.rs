@@ -63,7 +63,8 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            // As of the program: 1 is a check that failed.
+            ExitCode::from(2)
         }
     }
 }

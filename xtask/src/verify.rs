@@ -18,8 +18,9 @@ use report::{Outcome, Report};
 /// Arguments of `verify`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Arguments {
-    /// Run the golden cases and suites on this device only: cpu, cuda or cuda:N; may be given more than once. Without it: the CPU
-    /// and every GPU that the driver sees.
+    /// Run the golden cases and suites on this device only: cpu, cuda, cuda:N, emulator:sm_80, emulator:sm_90a or
+    /// emulator:sm_120a; may be given more than once. Without it: the CPU, every GPU that the driver sees, and all emulated
+    /// ones.
     #[arg(long = "device", value_name = "DEVICE", value_parser = devices::parse)]
     devices: Vec<devices::Machine>,
     /// A further case: a directory with model.safetensors, io.safetensors and config.json; may be given more than once.

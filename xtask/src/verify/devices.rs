@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str) -> Result<Machine, String> {
         let names = || ARCHITECTURES.map(|architecture| architecture.name).join(", ");
         return Architecture::named(text)
             .map(Machine::Emulated)
-            .ok_or_else(|| format!("there are kernels for {}", names()));
+            .ok_or_else(|| format!("it must be one of {}, for which there are kernels", names()));
     }
     match text.parse::<DeviceChoice>() {
         Ok(DeviceChoice::Named(target)) => Ok(Machine::Here(target)),
