@@ -1,16 +1,23 @@
 //! How a server embeds the layer: its CUDA context, stream and device pointers in, nothing copied, nothing waited for.
+use anyhow::Context as _;
 use nvfp4_moe::checkpoint::Checkpoint;
 use nvfp4_moe::cuda::{CallAddresses, Engine, MoeLayer, Workspace};
 use nvfp4_moe::driver::{Device, DeviceBuffer, Stream, StreamHandle};
 use nvfp4_moe::{plan::Plan, shape::ExpertRange, spec::LayerSpec};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
+    let path = std::env::args().nth(1).context("usage: embed CHECKPOINT")?;
     // The primary context, as CUDA's runtime uses it; Device::from_raw_context takes any other.
     let device = Device::open(0)?;
-    let checkpoint = Checkpoint::open(std::env::args().nth(1).ok_or("usage: embed CHECKPOINT")?)?;
+    let checkpoint = Checkpoint::open(path)?;
     let source = checkpoint.layer(checkpoint.layers()[0].index)?;
     let experts = ExpertRange::of_rank(source.experts(), 1, 0)?;
-    let spec = LayerSpec::of_layer(&source, source.topk().ok_or("config.json has no top-k")?, experts, None)?;
+    let spec = LayerSpec::of_layer(
+        &source,
+        source.topk().context("config.json has no top-k; add num_experts_per_tok")?,
+        experts,
+        None,
+    )?;
     let plan = Plan::new(spec, &device.limits(), 4096)?;
     let engine = Engine::new(&device)?;
     let layer = MoeLayer::load(&engine, &plan, &source, |_done, _all| {})?;
