@@ -152,6 +152,7 @@ const CASES: &[Case] = &[
     variant("stages/grouped_gemm_stream", "grouped_gemm_stream", stages::grouped_gemm::check::<0>),
     variant("stages/grouped_gemm_n64", "grouped_gemm_n64", stages::grouped_gemm::check::<1>),
     variant("stages/grouped_gemm_n128", "grouped_gemm_n128", stages::grouped_gemm::check::<2>),
+    variant("stages/quantize_tiles", "grouped_gemm_wgmma_n192", stages::quantize_tiles::check),
     variant("stages/grouped_gemm_few_m16", "grouped_gemm_few_m16", stages::grouped_gemm::check::<3>),
     variant("stages/grouped_gemm_few_m32", "grouped_gemm_few_m32", stages::grouped_gemm::check::<4>),
     variant("stages/grouped_gemm_wgmma_n96", "grouped_gemm_wgmma_n96", stages::grouped_gemm::check::<5>),

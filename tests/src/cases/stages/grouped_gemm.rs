@@ -126,6 +126,9 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let busy = busy.into_iter().filter(|_| VARIANT == 0 || few);
     // Turns of all warps that begin anywhere in a group of row tiles and end in the next one.
     let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12], false)));
+    // Row tiles behind those that are stored side by side, for whoever copies groups of them.
+    let wide = variant.tiles && !few;
+    let busy = busy.chain(wide.then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12, 3], false)));
     // Turns so long that the last ones are claimed, with an odd number of tiles of K: the compiler makes a loop of pairs.
     let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, 1040, 2576, &[12, 3], false)));
     let requests = requests.into_iter().chain(last_rows).chain(busy).chain(quantized.filter(|request| {

@@ -5,6 +5,7 @@ pub(super) mod combine;
 pub(super) mod grouped_gemm;
 pub(super) mod grouped_gemm_fp4;
 pub(super) mod quantize;
+pub(super) mod quantize_tiles;
 pub(super) mod route;
 pub(super) mod weights;
 

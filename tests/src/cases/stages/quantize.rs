@@ -74,7 +74,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         tokens(4112, Element::F32, RowScale::PerTensor),
     ] {
         for seed in 0..2 {
-            let x = rows(&request, rows_of(&request).input, &mut StdRng::seed_from_u64(seed + request.k as u64));
+            let x = rows(request.k, rows_of(&request).input, &mut StdRng::seed_from_u64(seed + request.k as u64));
             run(&bench, request, x, seed)?;
         }
     }
@@ -187,7 +187,7 @@ fn amax_of_one(bench: &Bench<'_>, element: Element, x: &[f32; BLOCK], row: usize
 }
 
 /// Bits of the largest finite magnitude.
-fn largest_finite(x: &[f32]) -> u32 {
+pub(super) fn largest_finite(x: &[f32]) -> u32 {
     x.iter().filter(|x| x.is_finite()).map(|x| block::magnitude_bits(*x)).max().unwrap_or(0)
 }
 
@@ -206,12 +206,12 @@ fn rows_of(request: &Request) -> RowCounts {
 
 /// Rows whose blocks have all kinds of magnitudes: every tie of the code and of the scale, saturation, zeros, numbers
 /// that underflow; one row is zero, one has an element that is not finite where `element` is wide enough.
-fn rows(request: &Request, count: usize, rng: &mut StdRng) -> Vec<f32> {
+pub(super) fn rows(k: usize, count: usize, rng: &mut StdRng) -> Vec<f32> {
     const TIES: [f32; 16] =
         [6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0, -0.0];
-    let mut x = Vec::with_capacity(count * request.k);
+    let mut x = Vec::with_capacity(count * k);
     for row in 0..count {
-        for index in 0..request.k / BLOCK {
+        for index in 0..k / BLOCK {
             let exponent = 2f32.powi(rng.random_range(-9..4));
             x.extend((0..BLOCK).map(|i| match (row + index) % 6 {
                 0 => TIES[i] * exponent,
@@ -225,15 +225,15 @@ fn rows(request: &Request, count: usize, rng: &mut StdRng) -> Vec<f32> {
         }
     }
     if count > 3 {
-        x[request.k..2 * request.k].fill(0.0);
-        x[3 * request.k + request.k - 1] = f32::INFINITY;
-        x[2 * request.k] = f32::NAN;
+        x[k..2 * k].fill(0.0);
+        x[3 * k + k - 1] = f32::INFINITY;
+        x[2 * k] = f32::NAN;
     }
     x
 }
 
 /// The rows in device memory, and what they are there.
-fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBuffer> {
+pub(super) fn upload(bench: &Bench<'_>, element: Element, x: &mut [f32]) -> Result<DeviceBuffer> {
     match element {
         Element::F32 => bench.upload(x),
         Element::Bf16 => {
