@@ -171,6 +171,20 @@ impl Emulator {
         &mut self.memory
     }
 
+    /// Whether all blocks of a grid are resident at one time, as a cooperative launch promises them.
+    ///
+    /// # Errors
+    /// [`EmulatorError::Launch`] when there are more than [`Config::resident_blocks`] of them, or of their clusters.
+    pub fn check_cooperative(&self, kernel: &str, grid: [u32; 3], cluster: u32) -> Result<(), EmulatorError> {
+        let blocks: u64 = grid.into_iter().map(u64::from).product();
+        let most = self.config.resident_blocks as u64 * u64::from(cluster);
+        if blocks <= most {
+            return Ok(());
+        }
+        let reason = format!("a cooperative grid of {blocks} blocks, at most {most} are resident");
+        Err(EmulatorError::Launch { kernel: kernel.into(), reason })
+    }
+
     /// Runs a kernel to its end. `params` are the bytes of its parameters, in order, each at its alignment.
     ///
     /// # Errors

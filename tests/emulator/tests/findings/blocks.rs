@@ -249,3 +249,14 @@ fn warps_wait_for_a_warp_that_waits_for_a_block() {
     let words = run(Config { threads: 1, ..Config::default() }, body, [2, 1024], 1);
     assert_eq!(words.unwrap_or_else(|error| panic!("{error}")), [1]);
 }
+
+#[test]
+fn a_cooperative_launch_has_room_for_all_blocks() {
+    let emulator = Emulator::new(Config { resident_blocks: 6, ..Config::default() });
+    emulator.check_cooperative("k", [3, 2, 1], 1).unwrap();
+    emulator.check_cooperative("k", [12, 1, 1], 2).unwrap();
+    for (grid, cluster) in [([7, 1, 1], 1), ([14, 1, 1], 2)] {
+        let error = emulator.check_cooperative("k", grid, cluster).unwrap_err();
+        assert!(matches!(error, EmulatorError::Launch { .. }), "{error}");
+    }
+}
