@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use super::{Initial, Instruction, Kernel, Predicate, Refusal, Register, Special, Statement};
 use crate::execute::{Condition, Pred, Reg};
 use crate::memory::SHARED_BASE;
+use crate::memory::block_clocks::Order;
+use crate::memory::global_races::Access;
 use crate::parse::ast::{Ast, KernelAst, Operand, RegisterDeclaration, Space, Variable};
 use crate::types::{Type, truncate};
 
@@ -21,6 +23,7 @@ pub(crate) struct Decoder {
     dynamic_shared: u32,
     param_bytes: u64,
     narrow_stores: bool,
+    releases: bool,
     has_async_products: bool,
 }
 
@@ -76,6 +79,7 @@ impl Decoder {
             dynamic_shared: 0,
             param_bytes: 0,
             narrow_stores: false,
+            releases: false,
             has_async_products: false,
         };
         decoder.declare_variables(ast, kernel);
@@ -158,6 +162,7 @@ impl Decoder {
             param_bytes: self.param_bytes as usize,
             max_threads: kernel.max_threads,
             narrow_stores: self.narrow_stores,
+            releases: self.releases,
             has_async_products: self.has_async_products,
             cluster: kernel.cluster,
             explicit_cluster: kernel.explicit_cluster,
@@ -169,6 +174,18 @@ impl Decoder {
     /// A store of so many bytes exists.
     pub(crate) fn note_store(&mut self, bytes: usize) {
         self.narrow_stores |= bytes < 4;
+    }
+
+    /// Such an access exists.
+    pub(crate) fn note_access(&mut self, access: Access) {
+        if let Access::Strong(order) = access {
+            self.note_order(order);
+        }
+    }
+
+    /// A fence, or an access, of such an order exists.
+    pub(crate) fn note_order(&mut self, order: Order) {
+        self.releases |= order.releases;
     }
 
     /// A `wgmma` exists.

@@ -52,6 +52,8 @@ pub(crate) struct Kernel {
     pub(crate) max_threads: u32,
     /// There are stores of less than 4 bytes, so races are told apart by the byte.
     pub(crate) narrow_stores: bool,
+    /// There is something that may order accesses of blocks.
+    pub(crate) releases: bool,
     /// There are `wgmma`.
     pub(crate) has_async_products: bool,
     /// Registers of a thread at launch, where a directive says enough to know.

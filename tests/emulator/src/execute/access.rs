@@ -2,9 +2,10 @@
 
 use super::{Context, Fault, fault_at};
 use crate::error::FindingKind;
+use crate::memory::block_clocks::{Order, Records, Update, Word};
 use crate::memory::global_races::Access;
 use crate::memory::shared::SharedFault;
-use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, Place, SHARED_WINDOW, WINDOW_BYTES};
 
 /// A state space of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +54,9 @@ fn aligned(address: u64, bytes: usize, lane: usize) -> Result<(), Fault> {
     Err(fault_at(FindingKind::Misaligned, lane as u32, address, format!("{bytes} bytes")))
 }
 
-impl Context<'_> {
-    fn race(
-        &self,
-        place: crate::memory::Place<'_>,
-        bytes: usize,
-        access: Access,
-        lane: usize,
-        address: u64,
-    ) -> Result<(), Fault> {
-        match self.launch.races.access(place.index, place.offset, bytes, self.block.number, access) {
+impl<'a> Context<'a> {
+    fn race(&self, place: Place<'_>, bytes: usize, access: Access, lane: usize, address: u64) -> Result<(), Fault> {
+        match self.launch.races.access(place.index, place.offset, bytes, &self.block.clock, access) {
             None => Ok(()),
             Some(other) => {
                 let other = other.map_or("several blocks".into(), |number| format!("block number {number}"));
@@ -71,8 +65,18 @@ impl Context<'_> {
         }
     }
 
+    /// What is released at a word that is being read becomes known, at once or by a fence.
+    fn see(&mut self, records: &Records, word: Word, order: Order) {
+        records.read(word, order, &mut self.block.clock, &mut self.warp.state.global_fences);
+    }
+
+    /// What is being written to a word releases what its order and fences say.
+    fn leave(&mut self, records: &mut Records, word: Word, lane: usize, order: Order, update: Update) {
+        records.write(word, lane, order, update, &mut self.block.clock, &self.warp.state.global_fences);
+    }
+
     /// Bytes in global memory that may be written.
-    fn writable(&self, address: u64, bytes: usize, lane: usize) -> Result<crate::memory::Place<'_>, Fault> {
+    fn writable(&self, address: u64, bytes: usize, lane: usize) -> Result<Place<'a>, Fault> {
         let place = self
             .launch
             .memory
@@ -116,7 +120,14 @@ impl Context<'_> {
         let (space, inner) = space.resolve(address);
         aligned(inner, out.len(), lane)?;
         match space {
-            Space::Generic | Space::Global => self.load_global(lane, address, out, access),
+            Space::Generic | Space::Global => match (access, &self.launch.releases) {
+                (Access::Strong(order), Some(releases)) => {
+                    let records = releases.lock();
+                    self.see(&records, (address, out.len()), order);
+                    self.load_global(lane, address, out, access)
+                }
+                _ => self.load_global(lane, address, out, access),
+            },
             Space::Shared => {
                 let thread = self.thread(lane);
                 let at = self.shared_place(inner, lane, address)?;
@@ -153,9 +164,18 @@ impl Context<'_> {
         aligned(inner, bytes.len(), lane)?;
         match space {
             Space::Generic | Space::Global => {
+                let launch = self.launch;
+                self.block.stored = true;
                 let place = self.writable(address, bytes.len(), lane)?;
-                self.race(place, bytes.len(), access, lane, address)?;
-                place.store(bytes);
+                if let (Access::Strong(order), Some(releases)) = (access, &launch.releases) {
+                    let mut records = releases.lock();
+                    self.race(place, bytes.len(), access, lane, address)?;
+                    self.leave(&mut records, (address, bytes.len()), lane, order, Update::Replaces);
+                    place.store(bytes);
+                } else {
+                    self.race(place, bytes.len(), access, lane, address)?;
+                    place.store(bytes);
+                }
                 Ok(())
             }
             Space::Shared => {
@@ -183,17 +203,27 @@ impl Context<'_> {
         lane: usize,
         address: u64,
         bytes: usize,
+        access: Access,
         update: impl Fn(u64) -> u64,
     ) -> Result<u64, Fault> {
         let (space, inner) = space.resolve(address);
         aligned(inner, bytes, lane)?;
         match space {
             Space::Generic | Space::Global => {
+                let launch = self.launch;
+                self.block.stored = true;
                 let place = self.writable(address, bytes, lane)?;
                 if place.first_unwritten(bytes).is_some() {
                     return Err(fault_at(FindingKind::UnwrittenMemory, lane as u32, address, "by an atomic"));
                 }
-                self.race(place, bytes, Access::Strong, lane, address)?;
+                if let (Access::Strong(order), Some(releases)) = (access, &launch.releases) {
+                    let mut records = releases.lock();
+                    self.see(&records, (address, bytes), order);
+                    self.race(place, bytes, access, lane, address)?;
+                    self.leave(&mut records, (address, bytes), lane, order, Update::Continues);
+                    return Ok(place.update(bytes, update));
+                }
+                self.race(place, bytes, access, lane, address)?;
                 Ok(place.update(bytes, update))
             }
             Space::Shared => {

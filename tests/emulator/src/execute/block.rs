@@ -6,27 +6,43 @@ use super::barrier::Barriers;
 use super::cluster::ClusterState;
 use super::launch::Launch;
 use super::warp::{Stop, Warp};
-use super::{Fault, fault};
+use super::{Fault, fault, fault_at};
 use crate::decode::{Initial, Special};
 use crate::error::{Finding, FindingKind};
 use crate::instructions::BlockExtra;
+use crate::memory::block_clocks::BlockClock;
 use crate::memory::shared::SharedMemory;
 
 /// Instructions of a warp's turn.
 const TURN: u32 = 2048;
+/// Instructions of a warp's turn up to which it may have done nothing but look for what it waits for.
+const WAIT: u64 = 64;
+
+/// How a slice of a cluster ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slice {
+    /// All blocks have ended.
+    Ended,
+    /// The slice is over.
+    Over,
+    /// All its warps wait, one of them at least for another block to write global memory.
+    Waiting,
+}
 
 /// What the warps of a block share, and those of other blocks of its cluster do not.
 pub(crate) struct BlockState {
     /// Index in the grid.
     pub(crate) index: [u32; 3],
-    /// The same as one number.
-    pub(crate) number: u32,
     /// Number in its cluster.
     pub(crate) rank: u32,
     pub(crate) threads: u32,
     /// Index of its first warp in the cluster.
     pub(crate) first_warp: u32,
     pub(crate) barriers: Barriers,
+    /// What it knows of other blocks.
+    pub(crate) clock: BlockClock,
+    /// It wrote global memory in this turn.
+    pub(crate) stored: bool,
     /// State that families of instructions keep for a block.
     pub(crate) extra: BlockExtra,
 }
@@ -36,6 +52,8 @@ pub(crate) struct Cluster {
     blocks: Vec<BlockState>,
     state: ClusterState,
     warps: Vec<Warp>,
+    /// A time of the launch, and slices since then in which it waited.
+    pub(super) waited: (u64, u32),
 }
 
 impl Cluster {
@@ -48,11 +66,12 @@ impl Cluster {
         let blocks: Vec<_> = (first..first + size)
             .map(|number| BlockState {
                 index: [number % width, number / width % height, number / width / height],
-                number,
                 rank: number - first,
                 threads,
                 first_warp: (number - first) * warps_of_block,
                 barriers: Barriers::default(),
+                clock: BlockClock::new(number),
+                stored: false,
                 extra: BlockExtra::default(),
             })
             .collect();
@@ -60,7 +79,7 @@ impl Cluster {
             blocks.iter().flat_map(|block| (0..warps_of_block).map(|warp| Self::warp(launch, block, warp))).collect();
         let shared = SharedMemory::new(launch.shared_end, size, warps.len(), launch.kernel.narrow_stores);
         let state = ClusterState::new(size, shared, warps.iter().map(|warp| warp.live).collect());
-        Self { blocks, state, warps }
+        Self { blocks, state, warps, waited: (0, 0) }
     }
 
     /// A warp by its index in the block.
@@ -101,11 +120,11 @@ impl Cluster {
         spare.extend(self.warps.into_iter().map(|warp| warp.registers));
     }
 
-    /// Runs until all blocks have ended (true), or each warp had its turn `turns` times.
-    pub(crate) fn run(&mut self, launch: &Launch<'_>, turns: u32) -> Result<bool, Box<Finding>> {
+    /// Runs until all blocks have ended, all wait, or each warp had its turn `turns` times.
+    pub(crate) fn run(&mut self, launch: &Launch<'_>, turns: u32) -> Result<Slice, Box<Finding>> {
         let warps_of_block = self.warps_of_block();
         for _ in 0..turns {
-            let mut progress = false;
+            let (mut progress, mut waits, mut polls) = (false, true, false);
             for warp in 0..self.warps.len() {
                 if self.warps[warp].live == 0 {
                     continue;
@@ -115,14 +134,17 @@ impl Cluster {
                 let stop = self.warps[warp]
                     .run_slice(block, &mut self.state, launch, TURN)
                     .map_err(|fault| self.finding(launch, warp, self.warps[warp].pc, &fault))?;
-                progress |= stop == Stop::Slice || self.warps[warp].instructions != before;
+                let instructions = self.warps[warp].instructions - before;
+                progress |= stop == Stop::Slice || instructions != 0;
+                waits &= instructions <= WAIT;
+                polls |= std::mem::take(&mut self.warps[warp].state.poll.repeated);
                 for (warp, lanes) in self.state.wakes.drain(..) {
                     self.warps[warp as usize].wake(lanes);
                 }
             }
             if !progress {
                 return if self.warps.iter().all(|warp| warp.live == 0) {
-                    self.leftover(launch).map_or(Ok(true), Err)
+                    self.leftover(launch).map_or(Ok(Slice::Ended), Err)
                 } else {
                     Err(self.deadlock(launch))
                 };
@@ -133,10 +155,16 @@ impl Cluster {
                 return Err(self.finding(launch, warp, self.warps[warp].pc, &fault));
             }
             if launch.stopped() {
-                return Ok(true);
+                return Ok(Slice::Ended);
+            }
+            for block in &mut self.blocks {
+                waits &= !std::mem::take(&mut block.stored);
+            }
+            if waits && polls {
+                return Ok(Slice::Waiting);
             }
         }
-        Ok(false)
+        Ok(Slice::Over)
     }
 
     /// Instructions executed by all threads.
@@ -175,6 +203,17 @@ impl Cluster {
         // Lanes of a warp that wait for lanes which took another way are divergence rather than deadlock.
         let kind = if instruction.operation.waits_for_warp() { FindingKind::Divergent } else { FindingKind::Deadlock };
         self.finding(launch, warp, pc, &fault(kind, 1 << lane, detail))
+    }
+
+    /// That the blocks wait for what nobody will write, because `others` have not begun.
+    pub(crate) fn starved(&self, launch: &Launch<'_>, others: u32) -> Box<Finding> {
+        let polls = |warp: &Warp| warp.live != 0 && warp.state.poll.address != 0;
+        let warp = self.warps.iter().position(polls).unwrap_or(0);
+        let poll = &self.warps[warp].state.poll;
+        let what = if launch.cluster == 1 { "blocks" } else { "clusters" };
+        let resident = launch.config.resident_blocks;
+        let detail = format!("all of {resident} resident {what} wait, and {others} begin only when these end");
+        self.finding(launch, warp, poll.pc, &fault_at(FindingKind::Deadlock, poll.lane, poll.address, detail))
     }
 
     fn finding(&self, launch: &Launch<'_>, warp: usize, pc: u32, fault: &Fault) -> Box<Finding> {

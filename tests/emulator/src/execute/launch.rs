@@ -5,16 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use super::Lanes;
-use super::block::Cluster;
+use super::block::{Cluster, Slice};
 use crate::decode::{Kernel, Module};
 use crate::error::{EmulatorError, Finding};
 use crate::memory::DeviceMemory;
+use crate::memory::block_clocks::Releases;
 use crate::memory::global_races::GlobalRaces;
 
 /// Turns of each warp before another block may run.
 const TURNS: u32 = 64;
 /// Of so many slices of blocks, one goes to a block that has not begun, though begun ones wait.
 const NEW_EVERY: u64 = 8;
+/// Slices in a row in which every block waits, after which they will for ever.
+const PATIENCE: u32 = 1 << 10;
 /// Most blocks of a cluster on every GPU that has clusters.
 const PORTABLE_CLUSTER: u32 = 8;
 
@@ -78,6 +81,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) config: &'a Config,
     pub(crate) memory: &'a DeviceMemory,
     pub(crate) races: GlobalRaces,
+    /// What blocks released, where the kernel has any that do.
+    pub(crate) releases: Option<Releases>,
     pub(crate) params: &'a [u8],
     pub(crate) variables: &'a [u64],
     pub(crate) grid: [u32; 3],
@@ -109,6 +114,9 @@ struct Queue {
     live: usize,
     slices: u64,
     paused: VecDeque<Cluster>,
+    /// Slices that may have changed what others wait for, and clusters that have waited long since the last of them.
+    changes: u64,
+    starved: usize,
     findings: Vec<Finding>,
     report: LaunchReport,
 }
@@ -124,6 +132,24 @@ impl Queue {
             return Some(Cluster::new(launch, self.next - 1));
         }
         self.paused.pop_front()
+    }
+
+    fn change(&mut self) {
+        self.changes += 1;
+        self.starved = 0;
+    }
+
+    /// A cluster waited in a slice that began at a time; whether all do, and those for which they may have no room.
+    fn wait(&mut self, cluster: &mut Cluster, began: u64, launch: &Launch<'_>, clusters: u32) -> bool {
+        let (since, slices) = &mut cluster.waited;
+        if *since != self.changes {
+            (*since, *slices) = (self.changes, 0);
+        }
+        if began == self.changes {
+            *slices += 1;
+            self.starved += usize::from(*slices == PATIENCE);
+        }
+        self.next < clusters && self.live >= launch.config.resident_blocks && self.starved == self.live
     }
 }
 
@@ -143,6 +169,20 @@ impl Emulator {
     /// Device memory, to allocate and write.
     pub fn memory_mut(&mut self) -> &mut DeviceMemory {
         &mut self.memory
+    }
+
+    /// Whether all blocks of a grid are resident at one time, as a cooperative launch promises them.
+    ///
+    /// # Errors
+    /// [`EmulatorError::Launch`] when there are more than [`Config::resident_blocks`] of them, or of their clusters.
+    pub fn check_cooperative(&self, kernel: &str, grid: [u32; 3], cluster: u32) -> Result<(), EmulatorError> {
+        let blocks: u64 = grid.into_iter().map(u64::from).product();
+        let most = self.config.resident_blocks as u64 * u64::from(cluster);
+        if blocks <= most {
+            return Ok(());
+        }
+        let reason = format!("a cooperative grid of {blocks} blocks, at most {most} are resident");
+        Err(EmulatorError::Launch { kernel: kernel.into(), reason })
     }
 
     /// Runs a kernel to its end. `params` are the bytes of its parameters, in order, each at its alignment.
@@ -203,6 +243,7 @@ impl Emulator {
             config: &self.config,
             memory: &self.memory,
             races: GlobalRaces::new(self.memory.sizes(), kernel.narrow_stores),
+            releases: kernel.releases.then(Releases::default),
             params,
             variables: &self.variables[&module.id],
             grid,
@@ -259,7 +300,10 @@ fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, clusters: u32) {
         if launch.stopped() {
             return;
         }
-        let taken = lock().take(launch, clusters);
+        let (taken, began) = {
+            let mut queue = lock();
+            (queue.take(launch, clusters), queue.changes)
+        };
         let Some(mut block) = taken else {
             // Others hold what is left; when one of them pauses a block it takes the next itself.
             return;
@@ -267,8 +311,18 @@ fn work(launch: &Launch<'_>, queue: &Mutex<Queue>, clusters: u32) {
         let ended = block.run(launch, TURNS);
         let mut queue = lock();
         match ended {
-            Ok(false) => queue.paused.push_back(block),
-            Ok(true) => {
+            Ok(Slice::Over) => {
+                queue.change();
+                queue.paused.push_back(block);
+            }
+            Ok(Slice::Waiting) if queue.wait(&mut block, began, launch, clusters) => {
+                let others = clusters - queue.next;
+                queue.findings.push(*block.starved(launch, others));
+                launch.stop.store(true, Relaxed);
+            }
+            Ok(Slice::Waiting) => queue.paused.push_back(block),
+            Ok(Slice::Ended) => {
+                queue.change();
                 queue.live -= 1;
                 queue.report.thread_instructions += block.thread_instructions();
                 drop(queue);

@@ -1,12 +1,13 @@
 //! Atomic operations (PTX ISA 9.7.13.5 `atom`, 9.7.13.6 `red`).
 
 use super::float::flush;
-use super::memory::{space, take_scope};
+use super::memory::{ordered, space, take_scope};
 use super::small_float::{Format, Rounding, add_odd};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::execute::access::Space;
 use crate::execute::{Context, Execute, Fault, Reg, Step, each};
+use crate::memory::global_races::Access;
 use crate::types::{Type, sign_extend, truncate};
 
 /// `atom` (9.7.13.5), and `red` (9.7.13.6), which has no destination.
@@ -14,6 +15,7 @@ struct Atomic<F> {
     space: Space,
     address: Source,
     bytes: usize,
+    access: Access,
     d: Option<Reg>,
     b: Reg,
     c: Option<Reg>,
@@ -32,10 +34,12 @@ impl<F: Fn(u64, u64, u64) -> u64 + Send + Sync> Execute for Atomic<F> {
             let (b, c) = (b[lane], c[lane]);
             let shared = self.space.resolve(address).0 == Space::Shared;
             let f = if shared { &self.in_shared } else { &self.f };
-            old[lane] = cx.update(self.space, lane, address, self.bytes, |old| f(old, b, c))?;
+            old[lane] = cx.update(self.space, lane, address, self.bytes, self.access, |old| f(old, b, c))?;
         }
         if let Some(register) = self.d {
             cx.write(register, lanes, &old);
+            let last = 31 - lanes.leading_zeros();
+            return Ok(cx.poll(lanes, self.address.address(bases[last as usize]), register));
         }
         Ok(Step::Next)
     }
@@ -92,8 +96,8 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         _ => return Ok(None),
     };
     let space = space(s);
-    ["relaxed", "acquire", "release", "acq_rel"].into_iter().any(|order| s.modifiers.take(order));
-    take_scope(s);
+    let sem = ["relaxed", "acquire", "release", "acq_rel"].into_iter().find(|order| s.modifiers.take(order));
+    let access = ordered(sem.unwrap_or("relaxed"), take_scope(s), Access::Write);
     let names = ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"].map(|name| (name, name));
     let name = s.modifiers.one_of(&names).ok_or("without an operation")?;
     let kind = s.modifiers.kind()?;
@@ -108,7 +112,8 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
     let b = d.source(s, first + 1, kind)?;
     let c = if name == "cas" { Some(d.source(s, first + 2, kind)?) } else { None };
     d.note_store(kind.bytes());
-    Ok(Some(Box::new(Atomic { space, address, bytes: kind.bytes(), d: destination, b, c, f, in_shared })))
+    d.note_access(access);
+    Ok(Some(Box::new(Atomic { space, address, bytes: kind.bytes(), access, d: destination, b, c, f, in_shared })))
 }
 
 #[cfg(test)]

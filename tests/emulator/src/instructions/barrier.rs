@@ -1,7 +1,9 @@
 //! Barriers of blocks (PTX ISA 9.7.13.1) and warps (9.7.13.2), of grids (9.7.13.13), and fences (9.7.13.4).
 
+use super::memory::{Scope, take_scope};
 use super::{Decoder, Operation, Refusal, Statement};
 use crate::execute::{Condition, Context, Execute, Fault, Pred, Reg, Step};
+use crate::memory::block_clocks::Order;
 use crate::types::Type;
 
 /// Reductions of a block that are under way.
@@ -145,14 +147,19 @@ impl Execute for WarpBarrier {
     }
 }
 
-/// `membar`, `fence` (9.7.13.4): accesses here are performed at once, so only the proxy fence does something.
+/// `membar`, `fence` (9.7.13.4): accesses here are performed at once, so what is left is who may know of them.
 struct Fence {
     proxy: bool,
+    /// Between blocks.
+    order: Order,
 }
 
 impl Execute for Fence {
     fn execute(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         cx.warp.state.fenced |= lanes;
+        if cx.launch.releases.is_some() {
+            cx.warp.state.global_fences.fence(lanes, self.order, &mut cx.block.clock);
+        }
         if self.proxy {
             cx.cluster.shared.proxy_fence(cx.warp.index, lanes);
         }
@@ -202,24 +209,31 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
         "griddepcontrol" => {
             // Grids run one after the other, each to its end.
             s.modifiers.one_of(&[("launch_dependents", ()), ("wait", ())]).ok_or("its action")?;
-            Box::new(Fence { proxy: false })
+            Box::new(Fence { proxy: false, order: Order::RELAXED })
         }
         "membar" => {
-            s.modifiers.one_of(&[("cta", ()), ("gl", ()), ("sys", ())]).ok_or("its level")?;
-            Box::new(Fence { proxy: false })
+            let levels = [("cta", "relaxed"), ("gl", "sc"), ("sys", "sc")];
+            let order = Order::named(s.modifiers.one_of(&levels).ok_or("its level")?);
+            d.note_order(order);
+            Box::new(Fence { proxy: false, order })
         }
         "fence" => {
             if s.modifiers.take("proxy") {
                 s.modifiers.need("async")?;
                 // The async proxy of one state space, or of all.
                 s.modifiers.one_of(&[("shared::cta", ()), ("shared::cluster", ()), ("global", ())]);
-                Box::new(Fence { proxy: true })
+                Box::new(Fence { proxy: true, order: Order::RELAXED })
             } else {
-                s.modifiers.one_of(&[("sc", ()), ("acq_rel", ()), ("acquire", ()), ("release", ())]);
+                let sems = ["sc", "acq_rel", "acquire", "release"].map(|sem| (sem, sem));
+                let sem = s.modifiers.one_of(&sems).unwrap_or("acq_rel");
                 let proxy = s.modifiers.take("mbarrier_init");
-                super::memory::take_scope(s);
+                let order = match take_scope(s) {
+                    Scope::Device if !proxy => Order::named(sem),
+                    _ => Order::RELAXED,
+                };
+                d.note_order(order);
                 // The async proxy signals mbarriers: it must see their initialization.
-                Box::new(Fence { proxy })
+                Box::new(Fence { proxy, order })
             }
         }
         _ => return Ok(None),

@@ -17,13 +17,22 @@ use crate::memory::shared::{BLOCK_SHIFT, SharedMemory};
 use crate::types::Type;
 
 /// Failed tests in a row, without any change to an mbarrier of the block, after which its waiters count as stuck.
-const PATIENCE: u32 = 1 << 17;
+const PATIENCE: i32 = 1 << 17;
+/// The same while somebody of the cluster waits for another block: lanes of its own warp may keep it from looking for long.
+const PATIENCE_WITH_BLOCKS: i32 = 1 << 22;
 
 /// The mbarrier objects of a block.
 #[derive(Default)]
 pub(crate) struct Mbarriers {
     objects: Vec<Mbarrier>,
-    failed_tests: u32,
+    failed_tests: i32,
+}
+
+impl Mbarriers {
+    /// Somebody of the cluster waits for another block, so those who wait here may have to.
+    pub(super) fn allow_waiting(&mut self) {
+        self.failed_tests = PATIENCE - PATIENCE_WITH_BLOCKS;
+    }
 }
 
 struct Mbarrier {

@@ -4,9 +4,38 @@ use super::{Decoder, Operation, Refusal, Statement};
 use crate::decode::Source;
 use crate::execute::access::Space;
 use crate::execute::{Context, Execute, Fault, Reg, Step, each};
+use crate::memory::block_clocks::Order;
 use crate::memory::global_races::Access;
 use crate::memory::{AccessBytes, MAX_ACCESS};
 use crate::types::{Type, sign_extend, truncate};
+
+/// The last strong load, or atomic with a result, of a warp.
+#[derive(Default)]
+pub(crate) struct Poll {
+    pub(crate) pc: u32,
+    pub(crate) lane: u32,
+    pub(crate) address: u64,
+    value: u64,
+    /// Nothing has changed since the one before, in this turn of the warp.
+    pub(crate) repeated: bool,
+}
+
+impl Context<'_> {
+    /// After a strong access of some lanes, the last of them at an address: others run first if it found there what it had found
+    /// the last time.
+    pub(super) fn poll(&mut self, lanes: u32, address: u64, register: Reg) -> Step {
+        let lane = 31 - lanes.leading_zeros();
+        let (pc, value) = (self.warp.pc, self.warp.registers[register.0 as usize][lane as usize]);
+        let last = &mut self.warp.state.poll;
+        let repeated = (last.pc, last.address, last.value) == (pc, address, value);
+        *last = Poll { pc, lane, address, value, repeated };
+        if !repeated {
+            return Step::Next;
+        }
+        self.cluster.mbarriers.allow_waiting();
+        Step::Yield
+    }
+}
 
 /// `ld`, `ld.global.nc`, `ldu` (9.7.9.8 to 9.7.9.10).
 struct Load {
@@ -29,10 +58,12 @@ impl Load {
     fn run<const N: usize>(&self, cx: &mut Context<'_>, lanes: u32) -> Result<Step, Fault> {
         let bases = cx.read(self.address.base, lanes)?;
         let size = self.kind.bytes();
+        let mut last = 0;
         for lane in each(lanes) {
             // Room to read 8 bytes from the last element on.
             let mut bytes = [0; MAX_ACCESS + 8];
             let address = self.address.address(bases[lane]);
+            last = address;
             cx.load(self.space, lane, address, &mut bytes[..N], self.access)?;
             for (i, &(register, width)) in self.destinations.iter().enumerate() {
                 if let Some(register) = register {
@@ -45,7 +76,10 @@ impl Load {
             cx.warp.written[register.0 as usize] |= lanes;
             cx.warp.products.touch_to_write(register, lanes);
         }
-        Ok(Step::Next)
+        match (self.access, self.destinations[0].0) {
+            (Access::Strong(_), Some(register)) => Ok(cx.poll(lanes, last, register)),
+            _ => Ok(Step::Next),
+        }
     }
 }
 
@@ -108,8 +142,8 @@ pub(super) fn space(s: &mut Statement<'_>) -> Space {
 /// Takes what says how the access is ordered, and hints that change nothing here.
 fn order(s: &mut Statement<'_>, plain: Access) -> Access {
     s.modifiers.take("weak");
-    let strong = ["volatile", "relaxed", "acquire", "release"].into_iter().any(|name| s.modifiers.take(name));
-    take_scope(s);
+    let sem = ["volatile", "relaxed", "acquire", "release"].into_iter().find(|name| s.modifiers.take(name));
+    let scope = take_scope(s);
     for hint in ["ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc"] {
         s.modifiers.take(hint);
     }
@@ -119,12 +153,32 @@ fn order(s: &mut Statement<'_>, plain: Access) -> Access {
     for hint in ["L2::64B", "L2::128B", "L2::256B"] {
         s.modifiers.take(hint);
     }
-    if strong { Access::Strong } else { plain }
+    sem.map_or(plain, |sem| ordered(sem, scope, plain))
 }
 
-/// Takes a scope; all threads here are on one GPU, so that they are alike.
-pub(super) fn take_scope(s: &mut Statement<'_>) {
-    ["cta", "cluster", "gpu", "sys"].into_iter().any(|scope| s.modifiers.take(scope));
+/// For whom an access or a fence is strong.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    Block,
+    Cluster,
+    /// All blocks: the GPU or more.
+    Device,
+}
+
+/// Takes a scope; that of the GPU where there is none.
+pub(super) fn take_scope(s: &mut Statement<'_>) -> Scope {
+    let scopes = [("cta", Scope::Block), ("cluster", Scope::Cluster), ("gpu", Scope::Device), ("sys", Scope::Device)];
+    s.modifiers.one_of(&scopes).unwrap_or(Scope::Device)
+}
+
+/// How an access of an order and a scope takes part in races between blocks: as a plain one, if it is strong for its own block
+/// only.
+pub(super) fn ordered(sem: &str, scope: Scope, plain: Access) -> Access {
+    match scope {
+        Scope::Block => plain,
+        Scope::Cluster => Access::Strong(Order::RELAXED),
+        Scope::Device => Access::Strong(Order::named(sem)),
+    }
 }
 
 /// Takes `.v2`, `.v4`, `.v8`.
@@ -159,6 +213,7 @@ pub(super) fn decode(d: &mut Decoder, s: &mut Statement<'_>) -> Result<Option<Op
             let sources = d.sources(s, 1, kind, true)?;
             elements(s, kind, sources.len())?;
             d.note_store(kind.bytes() * sources.len());
+            d.note_access(access);
             Ok(Some(Box::new(Store { space, address: d.address(s, 0)?, kind, sources, access })))
         }
         _ => Ok(None),

@@ -33,6 +33,7 @@ mod wgmma;
 use crate::decode::{Decoder, Operation, Refusal, Statement};
 use crate::execute::Reg;
 use crate::execute::lanes::{Binary, Quaternary, Ternary, Unary};
+use crate::memory::block_clocks::Fenced;
 
 pub(crate) use control::{end, jump};
 pub(crate) use mbarrier::Mbarriers;
@@ -75,6 +76,8 @@ pub(crate) struct WarpState {
     residues: matrix::Residues,
     /// Lanes that executed a fence since they last arrived at the cluster's barrier.
     fenced: u32,
+    pub(crate) global_fences: Fenced,
+    pub(crate) poll: memory::Poll,
 }
 
 /// State that families keep for each block.

@@ -1,5 +1,6 @@
 //! State spaces: what is stored, and shadows of who wrote and read it.
 
+pub(crate) mod block_clocks;
 pub(crate) mod clocks;
 mod device;
 pub(crate) mod global_races;

@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod barriers;
+mod blocks;
 mod bounds;
 mod clusters;
 mod mbarriers;
@@ -103,7 +104,8 @@ struct Ran {
 
 fn launch(text: &str, [blocks, threads]: [u32; 2]) -> Ran {
     let module = Module::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let config = Config { max_instructions: 1 << 20, ..Config::default() };
+    // On one host thread, so that the same block is always the later one.
+    let config = Config { max_instructions: 1 << 20, threads: 1, ..Config::default() };
     let mut emulator = Emulator::new(config);
     let memory = emulator.memory_mut();
     let (data, fresh) = (memory.alloc(DATA_BYTES), memory.alloc(FRESH_BYTES));
@@ -164,6 +166,7 @@ fn every_kind_has_a_pair() {
     let lists = [
         asynchronous::PAIRS,
         barriers::PAIRS,
+        blocks::PAIRS,
         bounds::PAIRS,
         clusters::PAIRS,
         mbarriers::PAIRS,
