@@ -84,28 +84,19 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
             run(&bench, tokens(16, Element::F32, scale), vec![x; TOKENS * 16], 0)?;
         }
     }
-    every_warp(&bench)?;
+    let (k, warps) = (quantize::THREADS as usize * BLOCK, quantize::THREADS as usize / 32);
+    let one_warps = Request { tokens: warps, ..tokens(k, Element::Bf16, RowScale::PerToken) };
+    run(&bench, one_warps, every_warp(warps, k), 0)?;
     every_place(&bench)
 }
 
-/// Rows as long as a block reads at once, whose largest element is one warp's after the other.
-fn every_warp(bench: &Bench<'_>) -> Result<()> {
-    let (k, warps) = (quantize::THREADS as usize * BLOCK, quantize::THREADS as usize / 32);
-    let mut x: Vec<f32> = (0..warps * k).map(|i| (i % 13) as f32 / 16.0).collect();
-    for warp in 0..warps {
+/// Rows whose largest element is one warp's after the other, where a block reads `k` at once.
+pub(super) fn every_warp(rows: usize, k: usize) -> Vec<f32> {
+    let mut x: Vec<f32> = (0..rows * k).map(|i| (i % 13) as f32 / 16.0).collect();
+    for warp in 0..rows {
         x[warp * k + warp * 32 * BLOCK + 77] = -40.0 - warp as f32;
     }
-    let request = Request {
-        k,
-        element: Element::Bf16,
-        scale: RowScale::PerToken,
-        slots: None,
-        gather: false,
-        second: false,
-        tokens: warps,
-        device_tokens: None,
-    };
-    run(bench, request, x, 0)
+    x
 }
 
 /// Rows of one block in which one element after the other is the one that matters: the largest, or not finite.

@@ -12,7 +12,7 @@ use nvfp4_moe_device::kernels::quantize;
 use nvfp4_moe_device::params::{Element, ExpertScales, QuantizeParams, RowScale, Rows, TokenCount};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::quantize::{largest_finite, rows, upload};
+use super::quantize::{every_warp, largest_finite, rows as rows_of, upload};
 use super::{Bench, Lab, expert_of, same};
 
 /// What to quantize, and how.
@@ -28,6 +28,8 @@ struct Request {
     /// Threads of a block, and blocks of a row.
     threads: u32,
     blocks: u32,
+    /// Power of two of all numbers and of static scales.
+    exponent: i32,
 }
 
 pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
@@ -41,6 +43,7 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         second: false,
         threads: quantize::THREADS,
         blocks: 1,
+        exponent: 0,
     };
     let of_h = |k, scale| Request { second: true, ..request(k, Element::F32, scale, 5, 3) };
     let shared = |request, threads, blocks| Request { threads, blocks, ..request };
@@ -61,14 +64,36 @@ pub(in crate::cases) fn check(lab: &Lab<'_>) -> Result<()> {
         of_h(208, RowScale::PerTensor),
         of_h(4176, RowScale::PerToken),
     ];
-    for (index, request) in requests.into_iter().enumerate() {
-        run(&bench, request, &mut StdRng::seed_from_u64(index as u64))?;
+    // So small and so large that quotients are not made of reciprocals.
+    let extreme = [-125, -100, 100, 118].map(|exponent| {
+        [
+            request(48, Element::Bf16, RowScale::PerToken, 6, 2),
+            of_h(80, RowScale::Static),
+            of_h(48, RowScale::PerTensor),
+        ]
+        .map(|request| Request { exponent, ..request })
+    });
+    for (index, request) in requests.into_iter().chain(extreme.into_iter().flatten()).enumerate() {
+        let mut rng = StdRng::seed_from_u64(index as u64);
+        let x = |rows: usize, rng: &mut StdRng| rows_of(request.k, rows, rng);
+        run(&bench, request, x, &mut rng)?;
     }
-    Ok(())
+    // Rows whose largest element is one warp's after the other.
+    let warps = quantize::THREADS as usize / 32;
+    let k = quantize::THREADS as usize * BLOCK;
+    let one_warps = |rows: usize, _: &mut StdRng| every_warp(rows, k);
+    run(&bench, request(k, Element::Bf16, RowScale::PerToken, warps, 2), one_warps, &mut StdRng::seed_from_u64(0))
 }
 
-fn run(bench: &Bench<'_>, request: Request, rng: &mut StdRng) -> Result<()> {
-    let Request { k, element, scale, tokens, topk, second, threads, blocks } = request;
+/// Quantizes so many rows that `rows` makes.
+fn run(
+    bench: &Bench<'_>,
+    request: Request,
+    rows: impl Fn(usize, &mut StdRng) -> Vec<f32>,
+    rng: &mut StdRng,
+) -> Result<()> {
+    let Request { k, element, scale, tokens, topk, second, threads, blocks, exponent } = request;
+    let power = 2f32.powi(exponent);
     // Some picks are not here, and one expert has none.
     let range = ExpertRange { first: 2, count: 6 };
     let mut ids: Vec<i32> = (0..tokens * topk).map(|_| [1, 2, 3, 5, 6, 7, 8, -1][rng.random_range(0..8)]).collect();
@@ -76,17 +101,18 @@ fn run(bench: &Bench<'_>, request: Request, rng: &mut StdRng) -> Result<()> {
     let routing = Routing::new(&ids, topk, range);
     let slots = routing.slots();
     let row_count = if second { slots } else { tokens };
-    let mut x = rows(k, row_count, rng);
+    let mut x: Vec<f32> = rows(row_count, rng).iter().map(|x| x * power).collect();
     let input = upload(bench, element, &mut x)?;
     let row_of = |slot: usize| if second { slot } else { routing.slot_token[slot] as usize };
     let row = |row: usize| &x[row * k..(row + 1) * k];
 
     let nan = f32::NAN;
     // Of tokens, all experts have the same.
-    let of_tokens = rng.random_range(0.5f32..2.0);
+    let of_tokens = rng.random_range(0.5f32..2.0) * power;
     let scales: Vec<_> = (0..range.count)
         .map(|_| {
-            let [l1_input, l2_input] = if second { [nan, rng.random_range(0.5f32..2.0)] } else { [of_tokens, nan] };
+            let [l1_input, l2_input] =
+                if second { [nan, rng.random_range(0.5f32..2.0) * power] } else { [of_tokens, nan] };
             ExpertScales { gate: nan, up: nan, down: nan, l1_input, l2_input }
         })
         .collect();
