@@ -124,6 +124,12 @@ pub(in crate::cases) fn check<const VARIANT: usize>(lab: &Lab<'_>) -> Result<()>
     let columns = if few { 1040 } else { 352 };
     let busy = [&[12, 5], &[20, 10]].map(|slots| request(Epilogue::Down, SWIGLU, columns, long, slots, false));
     let busy = busy.into_iter().filter(|_| VARIANT == 0 || few);
+    // An odd and an even number of tiles of K: the compiler copies in pairs.
+    let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, columns, long + MmaTile::K, &[12, 5], false)));
+    // More experts than a lane looks at at once.
+    let mut of_many = vec![0; 290];
+    (of_many[3], of_many[170], of_many[289]) = (2, 9, 1);
+    let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, 48, 64, &of_many, false)));
     // Turns of all warps that begin anywhere in a group of row tiles and end in the next one.
     let busy = busy.chain(few.then(|| request(Epilogue::Down, SWIGLU, 1936, 128, &[12], false)));
     // Row tiles behind those that are stored side by side, for whoever copies groups of them.
